@@ -1,0 +1,86 @@
+//! Segment frames and packs: plain zstd, so that `zstd -dc pack` gives the segments in order.
+//!
+//! One frame per segment with its content size in the header. Where compression saves less than 1/16 the frame holds
+//! raw blocks: still a zstd frame, decoded at the speed of a copy. After the last frame of a pack comes a skippable
+//! frame with the seek table of zstd's "seekable format" (contrib/seekable_format in the zstd sources).
+
+use super::FormatError;
+use crate::ids::{to_u64, to_usize};
+
+/// The zstd frame magic number (RFC 8878 §3.1.1).
+const ZSTD_MAGIC: u32 = 0xFD2F_B528;
+/// Largest raw block (RFC 8878 §3.1.1.2.4: Block_Maximum_Size).
+const RAW_BLOCK_MAX: usize = 128 << 10;
+/// Magic of the skippable frame that holds a seek table.
+const SEEK_SKIPPABLE_MAGIC: u32 = 0x184D_2A5E;
+/// Magic at the very end of a seek table.
+const SEEKABLE_MAGIC: u32 = 0x8F92_EAB1;
+
+/// Compresses one segment; deterministic for a given level and zstd version.
+pub fn encode(plain: &[u8], level: i32) -> Vec<u8> {
+    let packed = zstd::bulk::compress(plain, level).expect("zstd compresses any memory buffer");
+    if packed.len() > plain.len() - plain.len() / 16 {
+        encode_raw(plain)
+    } else {
+        packed
+    }
+}
+
+/// A zstd frame of raw blocks.
+fn encode_raw(plain: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(plain.len() + 64);
+    out.extend_from_slice(&ZSTD_MAGIC.to_le_bytes());
+    // Frame_Header_Descriptor: Frame_Content_Size_flag 3 (8 bytes), Single_Segment_flag 1.
+    out.push(0b1110_0000);
+    out.extend_from_slice(&to_u64(plain.len()).to_le_bytes());
+    let mut blocks = plain.chunks(RAW_BLOCK_MAX).peekable();
+    while let Some(block) = blocks.next() {
+        let last = u32::from(blocks.peek().is_none());
+        let size = u32::try_from(block.len()).expect("a raw block is at most 128 KiB");
+        let header = (last | (size << 3)).to_le_bytes();
+        out.extend(header.iter().take(3));
+        out.extend_from_slice(block);
+    }
+    out
+}
+
+/// Decompresses a frame that must hold exactly `plain_len` bytes; memory is bounded by `plain_len`.
+///
+/// # Errors
+/// [`FormatError`] when the frame is damaged or holds another number of bytes. The digest is the caller's to check.
+pub fn decode(frame: &[u8], plain_len: u64) -> Result<Vec<u8>, FormatError> {
+    let plain = zstd::bulk::decompress(frame, to_usize(plain_len))
+        .map_err(|e| FormatError::new("zstd frame", format!("{plain_len} plain bytes"), e))?;
+    if to_u64(plain.len()) != plain_len {
+        return Err(FormatError::new(
+            "plain length of zstd frame",
+            plain_len.to_string(),
+            plain.len(),
+        ));
+    }
+    Ok(plain)
+}
+
+/// The seek table of a pack: (stored bytes, plain bytes) of each frame in order.
+pub fn seek_table(frames: &[(u32, u32)]) -> Vec<u8> {
+    let body = frames.len() * 8 + 9;
+    let mut out = Vec::with_capacity(body + 8);
+    out.extend_from_slice(&SEEK_SKIPPABLE_MAGIC.to_le_bytes());
+    out.extend_from_slice(
+        &u32::try_from(body)
+            .expect("a pack has at most 65535 frames")
+            .to_le_bytes(),
+    );
+    for (stored, plain) in frames {
+        out.extend_from_slice(&stored.to_le_bytes());
+        out.extend_from_slice(&plain.to_le_bytes());
+    }
+    out.extend_from_slice(
+        &u32::try_from(frames.len())
+            .expect("checked above")
+            .to_le_bytes(),
+    );
+    out.push(0); // Seek_Table_Descriptor: no checksums, the segments have digests.
+    out.extend_from_slice(&SEEKABLE_MAGIC.to_le_bytes());
+    out
+}

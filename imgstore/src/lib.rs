@@ -1,0 +1,15 @@
+//! The content-addressed layer store.
+//!
+//! Read it from the bottom: [`format`] is what the bytes mean, [`origin`] is where they live, [`tree`] and [`source`]
+//! turn directories and archives into a tree, [`build`] turns a tree into a published layer, [`store`] reads layers back,
+//! [`fetch`] brings segments in on demand. No module here mounts anything or runs a daemon.
+
+pub mod build;
+pub mod fetch;
+pub mod format;
+pub mod ids;
+pub mod image;
+pub mod origin;
+pub mod source;
+pub mod store;
+pub mod tree;

@@ -1,0 +1,132 @@
+//! Where layers live: the seam between the store and a directory, a web server or memory.
+//!
+//! An origin holds named, immutable objects (and tags, the one mutable kind). Readers ask for byte ranges;
+//! writers create an object under a name that did not exist. Names are relative slash-separated paths, as listed in
+//! `docs/format.md`. Nothing here knows what the objects mean, and nothing here verifies them: that is the reader's part.
+
+pub mod counting;
+pub mod dir;
+pub mod http;
+pub mod mem;
+pub mod url;
+
+use std::io::Read;
+use std::path::Path;
+
+/// A half-open range of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ByteRange {
+    /// First byte.
+    pub start: u64,
+    /// Number of bytes, at least 1.
+    pub len: u64,
+}
+
+/// Why an origin could not answer. The caller's choice hangs on the variant, the text names object and place.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OriginError {
+    /// No object of that name. Do not retry unless the origin is known to lag.
+    #[error("`{object}` does not exist on origin `{origin}`")]
+    NotFound {
+        /// The origin's address.
+        origin: String,
+        /// The object's name.
+        object: String,
+    },
+    /// The origin could not be reached or failed; a retry may help.
+    #[error("origin `{origin}` could not give `{object}`: {reason}")]
+    Unavailable {
+        /// The origin's address.
+        origin: String,
+        /// The object's name.
+        object: String,
+        /// What failed.
+        reason: String,
+    },
+    /// The origin answered with something that is not the object: wrong range, length or encoding.
+    #[error(
+        "origin `{origin}` gave a wrong answer for `{object}`: expected {expected}, found {found}"
+    )]
+    WrongAnswer {
+        /// The origin's address.
+        origin: String,
+        /// The object's name.
+        object: String,
+        /// What a right answer looks like.
+        expected: String,
+        /// What came.
+        found: String,
+    },
+    /// The origin cannot do this at all (an HTTP origin cannot be written or listed).
+    #[error("origin `{origin}` cannot {what}; use a `dir:` origin for that")]
+    Unsupported {
+        /// The origin's address.
+        origin: String,
+        /// The refused operation.
+        what: &'static str,
+    },
+}
+
+impl OriginError {
+    /// Whether asking again can help.
+    pub const fn is_transient(&self) -> bool {
+        matches!(self, Self::Unavailable { .. } | Self::WrongAnswer { .. })
+    }
+}
+
+/// What `create` did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Created {
+    /// The object is new.
+    New,
+    /// An object of that name was there already and was left alone.
+    Existed,
+}
+
+/// Named immutable objects. Implementations are used from many threads at once.
+pub trait Origin: Send + Sync + std::fmt::Debug {
+    /// The address as the user gave it (`dir:/path`, `http://…`).
+    fn address(&self) -> String;
+
+    /// Exactly `range.len` bytes of an object: never fewer, never other bytes than the origin holds there.
+    ///
+    /// # Errors
+    /// As [`OriginError`] says. A range past the end is [`OriginError::WrongAnswer`].
+    fn fetch(&self, object: &str, range: ByteRange) -> Result<Vec<u8>, OriginError>;
+
+    /// A whole object of at most `max_len` bytes.
+    ///
+    /// # Errors
+    /// As [`OriginError`] says; a longer object is [`OriginError::WrongAnswer`].
+    fn fetch_all(&self, object: &str, max_len: u64) -> Result<Vec<u8>, OriginError>;
+
+    /// Creates an object from a reader; durable and visible whole, or not at all. Never overwrites.
+    ///
+    /// # Errors
+    /// [`OriginError::Unsupported`] on read-only origins, else [`OriginError::Unavailable`].
+    fn create(&self, object: &str, content: &mut dyn Read) -> Result<Created, OriginError>;
+
+    /// Creates or atomically replaces a small mutable object (tag, placement, index).
+    ///
+    /// # Errors
+    /// As for [`Origin::create`].
+    fn replace(&self, object: &str, content: &[u8]) -> Result<(), OriginError>;
+
+    /// Names of all objects whose name starts with `prefix` (a folder, ending in `/`), sorted.
+    ///
+    /// # Errors
+    /// [`OriginError::Unsupported`] where the origin cannot list.
+    fn list(&self, prefix: &str) -> Result<Vec<String>, OriginError>;
+
+    /// The size of an object in bytes.
+    ///
+    /// # Errors
+    /// As [`OriginError`] says.
+    fn size(&self, object: &str) -> Result<u64, OriginError>;
+
+    /// A folder on the origin's own file system for large temporary files, if it has one.
+    fn local_root(&self) -> Option<&Path> {
+        None
+    }
+}
