@@ -242,9 +242,10 @@ impl FromStr for LayerRef {
         if text.contains('/') {
             text.parse().map(Self::Tag)
         } else {
-            text.parse()
-                .map(Self::Layer)
-                .map_err(|_| IdError::Reference(text.chars().take(200).collect()))
+            match text.parse() {
+                Ok(digest) => Ok(Self::Layer(digest)),
+                Err(_) => Err(IdError::Reference(text.chars().take(200).collect())),
+            }
         }
     }
 }

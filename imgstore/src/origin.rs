@@ -11,7 +11,7 @@ pub mod mem;
 pub mod url;
 
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A half-open range of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -107,6 +107,20 @@ pub trait Origin: Send + Sync + std::fmt::Debug {
     /// [`OriginError::Unsupported`] on read-only origins, else [`OriginError::Unavailable`].
     fn create(&self, object: &str, content: &mut dyn Read) -> Result<Created, OriginError>;
 
+    /// Creates an object from a finished file. Origins on a file system may link it in place of copying, if it lies in
+    /// [`Origin::staging`]; the caller removes its own name afterwards.
+    ///
+    /// # Errors
+    /// As for [`Origin::create`].
+    fn create_from_file(&self, object: &str, path: &Path) -> Result<Created, OriginError> {
+        let mut file = std::fs::File::open(path).map_err(|e| OriginError::Unavailable {
+            origin: self.address(),
+            object: object.to_owned(),
+            reason: format!("cannot read `{}`: {e}", path.display()),
+        })?;
+        self.create(object, &mut file)
+    }
+
     /// Creates or atomically replaces a small mutable object (tag, placement, index).
     ///
     /// # Errors
@@ -126,7 +140,7 @@ pub trait Origin: Send + Sync + std::fmt::Debug {
     fn size(&self, object: &str) -> Result<u64, OriginError>;
 
     /// A folder on the origin's own file system for large temporary files, if it has one.
-    fn local_root(&self) -> Option<&Path> {
+    fn staging(&self) -> Option<PathBuf> {
         None
     }
 }

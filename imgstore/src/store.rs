@@ -1,1 +1,3 @@
-//! Placeholder.
+//! Reading layers back from an origin.
+
+pub mod layer;

@@ -1,1 +1,91 @@
-//! Placeholder.
+//! Counts the requests and bytes that pass to another origin.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{ByteRange, Created, Origin, OriginError};
+use crate::ids::to_u64;
+
+/// What went over the wire.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    requests: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Traffic {
+    /// Requests sent, failed ones included.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Body bytes received.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// An origin whose reads are counted.
+#[derive(Debug)]
+pub struct CountingOrigin {
+    inner: Arc<dyn Origin>,
+    traffic: Arc<Traffic>,
+}
+
+impl CountingOrigin {
+    /// Counts what is read from `inner` in `traffic`.
+    pub fn new(inner: Arc<dyn Origin>, traffic: Arc<Traffic>) -> Self {
+        Self { inner, traffic }
+    }
+
+    fn count(&self, reply: Result<Vec<u8>, OriginError>) -> Result<Vec<u8>, OriginError> {
+        self.traffic.requests.fetch_add(1, Ordering::Relaxed);
+        if let Ok(bytes) = &reply {
+            self.traffic
+                .bytes
+                .fetch_add(to_u64(bytes.len()), Ordering::Relaxed);
+        }
+        reply
+    }
+}
+
+impl Origin for CountingOrigin {
+    fn address(&self) -> String {
+        self.inner.address()
+    }
+
+    fn fetch(&self, object: &str, range: ByteRange) -> Result<Vec<u8>, OriginError> {
+        self.count(self.inner.fetch(object, range))
+    }
+
+    fn fetch_all(&self, object: &str, max_len: u64) -> Result<Vec<u8>, OriginError> {
+        self.count(self.inner.fetch_all(object, max_len))
+    }
+
+    fn create(&self, object: &str, content: &mut dyn Read) -> Result<Created, OriginError> {
+        self.inner.create(object, content)
+    }
+
+    fn replace(&self, object: &str, content: &[u8]) -> Result<(), OriginError> {
+        self.inner.replace(object, content)
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<String>, OriginError> {
+        self.inner.list(prefix)
+    }
+
+    fn size(&self, object: &str) -> Result<u64, OriginError> {
+        self.traffic.requests.fetch_add(1, Ordering::Relaxed);
+        self.inner.size(object)
+    }
+
+    fn create_from_file(&self, object: &str, path: &Path) -> Result<Created, OriginError> {
+        self.inner.create_from_file(object, path)
+    }
+
+    fn staging(&self) -> Option<PathBuf> {
+        self.inner.staging()
+    }
+}

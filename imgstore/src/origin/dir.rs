@@ -1,1 +1,241 @@
-//! Placeholder.
+//! A directory as origin; also right on a 3FS mount.
+//!
+//! Publishing writes a temporary file in the same file system, syncs it, and gives it its final name with `link(2)`,
+//! which fails if the name is taken: no object is ever overwritten, and none is visible half-written. Only the small
+//! mutable objects use `rename(2)`. Nothing depends on syncing a directory, which 3FS cannot do.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{ByteRange, Created, Origin, OriginError};
+use crate::format::names;
+use crate::ids::{to_u64, to_usize};
+
+/// A directory that holds an origin.
+#[derive(Debug)]
+pub struct DirOrigin {
+    root: PathBuf,
+    /// Makes temporary names unique within the process; the pid makes them unique on the host, and `create_new` elsewhere.
+    next_tmp: AtomicU64,
+}
+
+/// A temporary file that is removed unless it is moved away.
+struct TmpFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl Drop for TmpFile {
+    fn drop(&mut self) {
+        // It may have been renamed away; a leftover is reclaimed by its age later.
+        drop(fs::remove_file(&self.path));
+    }
+}
+
+impl DirOrigin {
+    /// Opens an existing directory.
+    ///
+    /// # Errors
+    /// [`OriginError::Unavailable`] when it is missing or no directory.
+    pub fn open(root: &Path) -> Result<Self, OriginError> {
+        let origin = Self {
+            root: root.to_owned(),
+            next_tmp: AtomicU64::new(0),
+        };
+        match fs::metadata(root) {
+            Ok(meta) if meta.is_dir() => Ok(origin),
+            Ok(_) => Err(origin.unavailable("", &io::Error::from(io::ErrorKind::NotADirectory))),
+            Err(e) => Err(origin.unavailable("", &e)),
+        }
+    }
+
+    /// Opens a directory, making it first if it is missing.
+    ///
+    /// # Errors
+    /// [`OriginError::Unavailable`] when it cannot be made.
+    pub fn create_root(root: &Path) -> Result<Self, OriginError> {
+        let origin = Self {
+            root: root.to_owned(),
+            next_tmp: AtomicU64::new(0),
+        };
+        fs::create_dir_all(root).map_err(|e| origin.unavailable("", &e))?;
+        Ok(origin)
+    }
+
+    fn unavailable(&self, object: &str, error: &io::Error) -> OriginError {
+        OriginError::Unavailable {
+            origin: self.address(),
+            object: object.to_owned(),
+            reason: error.to_string(),
+        }
+    }
+
+    fn error(&self, object: &str, error: &io::Error) -> OriginError {
+        if error.kind() == io::ErrorKind::NotFound {
+            OriginError::NotFound {
+                origin: self.address(),
+                object: object.to_owned(),
+            }
+        } else {
+            self.unavailable(object, error)
+        }
+    }
+
+    fn path(&self, object: &str) -> PathBuf {
+        self.root.join(object)
+    }
+
+    fn tmp_file(&self) -> io::Result<TmpFile> {
+        let folder = self.root.join(names::TMP);
+        fs::create_dir_all(&folder)?;
+        loop {
+            let n = self.next_tmp.fetch_add(1, Ordering::Relaxed);
+            let path = folder.join(format!("{}-{n}", std::process::id()));
+            match OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create_new(true)
+                .open(&path)
+            {
+                Ok(file) => return Ok(TmpFile { path, file }),
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    fn make_parent(path: &Path) -> io::Result<()> {
+        path.parent().map_or(Ok(()), fs::create_dir_all)
+    }
+
+    fn create_io(&self, object: &str, content: &mut dyn Read) -> io::Result<Created> {
+        let mut tmp = self.tmp_file()?;
+        io::copy(content, &mut tmp.file)?;
+        self.link_synced(&tmp.path, object)
+    }
+
+    fn link_synced(&self, tmp: &Path, object: &str) -> io::Result<Created> {
+        File::open(tmp)?.sync_all()?;
+        let path = self.path(object);
+        Self::make_parent(&path)?;
+        match fs::hard_link(tmp, &path) {
+            Ok(()) => Ok(Created::New),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(Created::Existed),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn replace_io(&self, object: &str, content: &[u8]) -> io::Result<()> {
+        let mut tmp = self.tmp_file()?;
+        tmp.file.write_all(content)?;
+        tmp.file.sync_all()?;
+        let path = self.path(object);
+        Self::make_parent(&path)?;
+        fs::rename(&tmp.path, &path)
+    }
+
+    fn list_io(&self, prefix: &str) -> io::Result<Vec<String>> {
+        let mut out = Vec::new();
+        let mut folders = vec![prefix.trim_end_matches('/').to_owned()];
+        while let Some(folder) = folders.pop() {
+            let entries = match fs::read_dir(self.path(&folder)) {
+                Ok(entries) => entries,
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                Err(e) => return Err(e),
+            };
+            for entry in entries {
+                let entry = entry?;
+                // Names that are not UTF-8 are none of ours.
+                let Ok(name) = entry.file_name().into_string() else {
+                    continue;
+                };
+                let full = format!("{folder}/{name}");
+                if entry.file_type()?.is_dir() {
+                    folders.push(full)
+                } else {
+                    out.push(full)
+                }
+            }
+        }
+        out.sort();
+        Ok(out)
+    }
+}
+
+impl Origin for DirOrigin {
+    fn address(&self) -> String {
+        format!("dir:{}", self.root.display())
+    }
+
+    fn fetch(&self, object: &str, range: ByteRange) -> Result<Vec<u8>, OriginError> {
+        let file = File::open(self.path(object)).map_err(|e| self.error(object, &e))?;
+        let mut out = vec![0; to_usize(range.len)];
+        match file.read_exact_at(&mut out, range.start) {
+            Ok(()) => Ok(out),
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Err(OriginError::WrongAnswer {
+                origin: self.address(),
+                object: object.to_owned(),
+                expected: format!("{} bytes at offset {}", range.len, range.start),
+                found: file.metadata().map_or_else(
+                    |e| e.to_string(),
+                    |m| format!("an object of {} bytes", m.len()),
+                ),
+            }),
+            Err(e) => Err(self.error(object, &e)),
+        }
+    }
+
+    fn fetch_all(&self, object: &str, max_len: u64) -> Result<Vec<u8>, OriginError> {
+        let file = File::open(self.path(object)).map_err(|e| self.error(object, &e))?;
+        let mut out = Vec::new();
+        file.take(max_len.saturating_add(1))
+            .read_to_end(&mut out)
+            .map_err(|e| self.error(object, &e))?;
+        if to_u64(out.len()) > max_len {
+            return Err(OriginError::WrongAnswer {
+                origin: self.address(),
+                object: object.to_owned(),
+                expected: format!("at most {max_len} bytes"),
+                found: "a longer object".to_owned(),
+            });
+        }
+        Ok(out)
+    }
+
+    fn create(&self, object: &str, content: &mut dyn Read) -> Result<Created, OriginError> {
+        self.create_io(object, content)
+            .map_err(|e| self.unavailable(object, &e))
+    }
+
+    fn replace(&self, object: &str, content: &[u8]) -> Result<(), OriginError> {
+        self.replace_io(object, content)
+            .map_err(|e| self.unavailable(object, &e))
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<String>, OriginError> {
+        self.list_io(prefix)
+            .map_err(|e| self.unavailable(prefix, &e))
+    }
+
+    fn size(&self, object: &str) -> Result<u64, OriginError> {
+        fs::metadata(self.path(object))
+            .map(|m| m.len())
+            .map_err(|e| self.error(object, &e))
+    }
+
+    fn create_from_file(&self, object: &str, path: &Path) -> Result<Created, OriginError> {
+        if path.parent() != Some(&self.root.join(names::TMP)) {
+            let mut file = File::open(path).map_err(|e| self.unavailable(object, &e))?;
+            return self.create(object, &mut file);
+        }
+        self.link_synced(path, object)
+            .map_err(|e| self.unavailable(object, &e))
+    }
+
+    fn staging(&self) -> Option<PathBuf> {
+        Some(self.root.join(names::TMP))
+    }
+}

@@ -1,1 +1,82 @@
-//! Placeholder.
+//! Origin addresses as users write them, and how each is opened.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use super::dir::DirOrigin;
+use super::http::HttpOrigin;
+use super::{Origin, OriginError};
+
+/// A parsed `--origin`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OriginUrl {
+    /// `dir:/path`: a directory, or a 3FS mount.
+    Dir(PathBuf),
+    /// `http://…` or `https://…`, without a trailing slash; read-only.
+    Http(String),
+}
+
+/// An address that names no origin.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is not an origin: expected `dir:/absolute/path`, `http://host/…` or `https://host/…`"
+)]
+pub struct OriginUrlError(String);
+
+impl FromStr for OriginUrl {
+    type Err = OriginUrlError;
+
+    fn from_str(text: &str) -> Result<Self, OriginUrlError> {
+        if let Some(path) = text.strip_prefix("dir:") {
+            if path.starts_with('/') {
+                return Ok(Self::Dir(PathBuf::from(path)));
+            }
+        } else if text
+            .strip_prefix("http://")
+            .or_else(|| text.strip_prefix("https://"))
+            .is_some_and(|r| !r.is_empty())
+        {
+            return Ok(Self::Http(text.trim_end_matches('/').to_owned()));
+        }
+        Err(OriginUrlError(text.to_owned()))
+    }
+}
+
+impl fmt::Display for OriginUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dir(path) => write!(f, "dir:{}", path.display()),
+            Self::Http(url) => f.write_str(url),
+        }
+    }
+}
+
+impl OriginUrl {
+    /// Opens the origin for reading (and writing where it can be written).
+    ///
+    /// # Errors
+    /// [`OriginError::Unavailable`] when the directory is missing or the HTTP client cannot be made. An HTTP server is
+    /// first contacted by the first request.
+    pub fn open(&self) -> Result<Arc<dyn Origin>, OriginError> {
+        Ok(match self {
+            Self::Dir(path) => Arc::new(DirOrigin::open(path)?),
+            Self::Http(url) => Arc::new(HttpOrigin::open(url)?),
+        })
+    }
+
+    /// Opens the origin for publishing; a directory is created if it is missing.
+    ///
+    /// # Errors
+    /// As for [`OriginUrl::open`]; [`OriginError::Unsupported`] for origins that cannot be written.
+    pub fn open_or_create(&self) -> Result<Arc<dyn Origin>, OriginError> {
+        match self {
+            Self::Dir(path) => Ok(Arc::new(DirOrigin::create_root(path)?)),
+            Self::Http(url) => Err(OriginError::Unsupported {
+                origin: url.clone(),
+                what: "be written",
+            }),
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Finding a layer on an origin and loading what describes it, every part checked before it is used.
+
+use crate::format::manifest::{MANIFEST_BYTES_MAX, Manifest};
+use crate::format::placement::{PLACEMENT_BYTES_MAX, Placement};
+use crate::format::tag::{INDEX_BYTES_MAX, Index, TAG_BYTES_MAX, Tag};
+use crate::format::{FormatError, frame, names};
+use crate::ids::{Digest, LayerRef, TagName};
+use crate::origin::{Origin, OriginError};
+
+/// Why a layer could not be loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayerError {
+    /// The origin failed or has no such object.
+    #[error(transparent)]
+    Origin(#[from] OriginError),
+    /// No such tag or layer.
+    #[error(
+        "no layer `{layer}` on origin `{origin}`; `dsec layers --origin {origin}` lists what is there"
+    )]
+    NoLayer {
+        /// What was asked for.
+        layer: String,
+        /// The origin.
+        origin: String,
+    },
+    /// An object is damaged. `dsec verify` shows the extent; publish the layer again or use another origin.
+    #[error("object `{object}` on origin `{origin}` is damaged: {source}")]
+    Damaged {
+        /// The object.
+        object: String,
+        /// The origin.
+        origin: String,
+        /// What is wrong.
+        #[source]
+        source: FormatError,
+    },
+}
+
+impl LayerError {
+    fn damaged(origin: &dyn Origin, object: &str) -> impl FnOnce(FormatError) -> Self {
+        let (object, origin) = (object.to_owned(), origin.address());
+        move |source| Self::Damaged {
+            object,
+            origin,
+            source,
+        }
+    }
+}
+
+/// A layer's name and description, verified; metadata and data stay where they are.
+#[derive(Debug, Clone)]
+pub struct Layer {
+    /// The layer's name.
+    pub digest: Digest,
+    /// Its contents.
+    pub manifest: Manifest,
+    /// Where they are.
+    pub placement: Placement,
+}
+
+/// The tag stored under `name`.
+///
+/// # Errors
+/// [`LayerError::NoLayer`] when there is none.
+pub fn read_tag(origin: &dyn Origin, name: &TagName) -> Result<Tag, LayerError> {
+    let object = names::tag(name);
+    let bytes = origin
+        .fetch_all(&object, TAG_BYTES_MAX)
+        .map_err(|e| not_found(e, &name.to_string()))?;
+    Tag::parse(&bytes, name).map_err(LayerError::damaged(origin, &object))
+}
+
+fn not_found(error: OriginError, layer: &str) -> LayerError {
+    match error {
+        OriginError::NotFound { origin, .. } => LayerError::NoLayer {
+            layer: layer.to_owned(),
+            origin,
+        },
+        other => other.into(),
+    }
+}
+
+/// The layer that `reference` names now.
+///
+/// # Errors
+/// [`LayerError::NoLayer`] when the tag does not exist. A digest is returned as it is.
+pub fn resolve(origin: &dyn Origin, reference: &LayerRef) -> Result<Digest, LayerError> {
+    match reference {
+        LayerRef::Layer(digest) => Ok(*digest),
+        LayerRef::Tag(name) => read_tag(origin, name).map(|tag| tag.layer),
+    }
+}
+
+/// All tags of an origin, in order: read from the tag objects where the origin can list, else from its index.
+///
+/// # Errors
+/// A damaged tag or index is an error that names the object.
+pub fn list_tags(origin: &dyn Origin) -> Result<Vec<(TagName, Digest)>, LayerError> {
+    match origin.list(names::TAGS) {
+        Ok(objects) => {
+            let tags = objects.iter().filter_map(|object| names::parse_tag(object));
+            tags.map(|name| read_tag(origin, &name).map(|tag| (name, tag.layer)))
+                .collect()
+        }
+        Err(OriginError::Unsupported { .. }) => {
+            let index = match origin.fetch_all(names::INDEX, INDEX_BYTES_MAX) {
+                Ok(bytes) => {
+                    Index::parse(&bytes).map_err(LayerError::damaged(origin, names::INDEX))?
+                }
+                Err(e) => return Err(e.into()),
+            };
+            let parse = |(name, layer): (String, Digest)| {
+                let bad = |e: crate::ids::IdError| {
+                    FormatError::new("tag name in index", "axis/name:version", e)
+                };
+                let name = name
+                    .parse()
+                    .map_err(bad)
+                    .map_err(LayerError::damaged(origin, names::INDEX))?;
+                Ok((name, layer))
+            };
+            index.tags.into_iter().map(parse).collect()
+        }
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// The manifest of `layer`.
+///
+/// # Errors
+/// [`LayerError::NoLayer`] when it is missing, [`LayerError::Damaged`] when its digest or a field is wrong.
+pub fn read_manifest(origin: &dyn Origin, layer: &Digest) -> Result<Manifest, LayerError> {
+    let object = names::manifest(layer);
+    let bytes = origin
+        .fetch_all(&object, MANIFEST_BYTES_MAX)
+        .map_err(|e| not_found(e, &layer.to_hex()))?;
+    Manifest::parse(&bytes, layer).map_err(LayerError::damaged(origin, &object))
+}
+
+/// The placement of `layer`.
+///
+/// # Errors
+/// As for [`read_manifest`].
+pub fn read_placement(
+    origin: &dyn Origin,
+    layer: &Digest,
+    manifest: &Manifest,
+) -> Result<Placement, LayerError> {
+    let object = names::placement(layer);
+    let bytes = origin.fetch_all(&object, PLACEMENT_BYTES_MAX)?;
+    Placement::parse(&bytes, layer, manifest).map_err(LayerError::damaged(origin, &object))
+}
+
+/// Manifest and placement of `layer`.
+///
+/// # Errors
+/// As for [`read_manifest`].
+pub fn open(origin: &dyn Origin, layer: &Digest) -> Result<Layer, LayerError> {
+    let manifest = read_manifest(origin, layer)?;
+    let placement = read_placement(origin, layer, &manifest)?;
+    Ok(Layer {
+        digest: *layer,
+        manifest,
+        placement,
+    })
+}
+
+/// The plain metadata image, verified.
+///
+/// # Errors
+/// [`LayerError::Damaged`] when it does not decompress to the bytes the manifest names.
+pub fn read_meta(origin: &dyn Origin, manifest: &Manifest) -> Result<Vec<u8>, LayerError> {
+    read_frame(
+        origin,
+        &names::meta(&manifest.meta.digest),
+        manifest.meta.digest,
+        manifest.meta.size,
+    )
+}
+
+/// An object that is one zstd frame of `size` plain bytes with this digest.
+pub(crate) fn read_frame(
+    origin: &dyn Origin,
+    object: &str,
+    digest: Digest,
+    size: u64,
+) -> Result<Vec<u8>, LayerError> {
+    // zstd's worst case adds less than 1/128 and a header to incompressible bytes.
+    let stored_max = size + size / 128 + 1024;
+    let stored = origin.fetch_all(object, stored_max)?;
+    let plain = frame::decode(&stored, size).map_err(LayerError::damaged(origin, object))?;
+    let found = Digest::of(&plain);
+    if found != digest {
+        let wrong = FormatError::new("digest of the plain bytes", digest.to_hex(), found);
+        return Err(LayerError::damaged(origin, object)(wrong));
+    }
+    Ok(plain)
+}
+
+/// One segment's plain bytes, fetched and verified.
+///
+/// # Errors
+/// [`LayerError::Damaged`] names the pack when the bytes are not the segment's.
+pub fn read_segment(
+    origin: &dyn Origin,
+    layer: &Layer,
+    index: usize,
+) -> Result<Vec<u8>, LayerError> {
+    let missing = || {
+        FormatError::new(
+            format!("segment {index}"),
+            "an index inside the layer",
+            layer.manifest.segments.len(),
+        )
+    };
+    let object = names::manifest(&layer.digest);
+    let (Some(segment), Some((pack, range))) = (
+        layer.manifest.segments.get(index),
+        layer.placement.find(index),
+    ) else {
+        return Err(LayerError::damaged(origin, &object)(missing()));
+    };
+    let object = names::pack(&pack.digest);
+    let stored = origin.fetch(&object, range)?;
+    let at = |e: FormatError| FormatError {
+        what: format!("segment {index} at offset {}: {}", range.start, e.what),
+        ..e
+    };
+    let plain = frame::decode(&stored, segment.len())
+        .map_err(at)
+        .map_err(LayerError::damaged(origin, &object))?;
+    let found = Digest::of(&plain);
+    if found != segment.digest() {
+        let wrong = at(FormatError::new(
+            "digest of the plain bytes",
+            segment.digest().to_hex(),
+            found,
+        ));
+        return Err(LayerError::damaged(origin, &object)(wrong));
+    }
+    Ok(plain)
+}
