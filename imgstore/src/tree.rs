@@ -50,11 +50,37 @@ pub struct DataRun {
     pub stored_offset: u64,
 }
 
+/// What `stat` said of a file when the tree was read; a difference later means that the file changed under the builder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stamp {
+    /// Device and inode number.
+    pub file: (u64, u64),
+    /// Size in bytes.
+    pub size: u64,
+    /// Modification time in seconds and nanoseconds.
+    pub mtime: (i64, i64),
+    /// Change time in seconds and nanoseconds.
+    pub ctime: (i64, i64),
+}
+
+impl Stamp {
+    /// The stamp of a file.
+    pub fn of(meta: &std::fs::Metadata) -> Self {
+        use std::os::unix::fs::MetadataExt as _;
+        Self {
+            file: (meta.dev(), meta.ino()),
+            size: meta.len(),
+            mtime: (meta.mtime(), meta.mtime_nsec()),
+            ctime: (meta.ctime(), meta.ctime_nsec()),
+        }
+    }
+}
+
 /// Where the bytes of a regular file are.
 #[derive(Debug, Clone)]
 pub enum Place {
     /// A file of the host, read with its own holes skipped; it must not change while the layer is built.
-    Path(PathBuf),
+    Path(PathBuf, Stamp),
     /// Runs of a file that is already open (a spool or an archive).
     Runs(Arc<OwnedFd>, Vec<DataRun>),
 }
