@@ -1,1 +1,167 @@
-//! Placeholder.
+//! From a tree to a published layer.
+//!
+//! `scan` reads and hashes all files; `layout` decides, from the hashes alone, which chunk goes where; `segments` reads
+//! again, compresses and writes packs into the origin's staging folder; `readback` reads the result with an independent
+//! EROFS reader and compares; `publish` gives everything its name, in an order in which no reader can see a part missing.
+//! What a layer is called depends on the tree, the options and the dictionaries; threads and the origin's contents only
+//! change how fast it is made and how much of it is stored anew.
+
+pub mod dictionary;
+pub mod error;
+pub mod known;
+pub mod layout;
+pub mod options;
+pub mod publish;
+pub mod readback;
+pub mod scan;
+pub mod segments;
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::SystemTime;
+
+use crate::format::chunk_table::{self, Record};
+use crate::format::erofs;
+use crate::format::manifest::{Blob, FORMAT, Manifest, Segment, Totals};
+use crate::format::tag::Tag;
+use crate::ids::{Digest, TagName, to_u64};
+use crate::origin::Origin;
+use crate::tree::{Kind, Tree};
+
+pub use error::BuildError;
+pub use options::{BuildOptions, Phase};
+
+use dictionary::Dictionary;
+use layout::Layout;
+
+/// What a build did. Sizes in bytes.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct BuildReport {
+    /// The layer's name.
+    pub layer: Digest,
+    /// Bytes of all regular files of the source, holes included.
+    pub bytes_in: u64,
+    /// Bytes that were new on the origin: packs, metadata, manifest, chunk table, placement.
+    pub bytes_stored: u64,
+    /// Segments stored by this build.
+    pub segments_new: u64,
+    /// Segments of the layer that were there before.
+    pub segments_reused: u64,
+    /// Bytes of the metadata image.
+    pub bytes_meta: u64,
+    /// Plain bytes of all segments of the layer.
+    pub bytes_segments: u64,
+    /// Inodes.
+    pub inodes: u64,
+}
+
+/// Builds a layer of `tree` and publishes it on `origin` as `tag`.
+///
+/// # Errors
+/// [`BuildError`]; nothing is visible on the origin then but, at most, objects that nothing refers to.
+pub fn build(
+    tree: &Tree,
+    tag: &TagName,
+    info: BTreeMap<String, String>,
+    labels: BTreeMap<String, String>,
+    origin: &dyn Origin,
+    options: &BuildOptions,
+) -> Result<BuildReport, BuildError> {
+    let dictionary = Dictionary::load(origin, &options.dict)?;
+    let known = known::load(origin)?;
+    let scanned = scan::scan(tree, options)?;
+    let layout = layout::plan(tree, &scanned, &dictionary, options)?;
+    let staged = segments::stage(tree, &layout, &known, origin, options)?;
+
+    let mut table: Vec<Segment> = staged.own.iter().map(|s| s.segment).collect();
+    table.extend(layout.foreign.iter().map(|f| f.segment));
+    let maps = layout::file_maps(&scanned, &layout);
+    let meta = erofs::write::image(tree, &maps, &table)?;
+    let chunks = chunk_table::encode(records(&layout));
+    let manifest = Manifest {
+        chunks: Blob {
+            digest: Digest::of(&chunks),
+            size: to_u64(chunks.len()),
+        },
+        features_compat: Vec::new(),
+        features_incompat: Vec::new(),
+        format: FORMAT,
+        meta: Blob {
+            digest: Digest::of(&meta),
+            size: to_u64(meta.len()),
+        },
+        totals: totals(tree, &scanned),
+        segments: table,
+    };
+    let placement = publish::placement(&manifest, &staged, &layout, &dictionary)?;
+    erofs::check::check(&meta, &manifest).map_err(|e| BuildError::ReadBack {
+        what: "metadata image".into(),
+        found: e.to_string(),
+    })?;
+    let subject = readback::Subject {
+        tree,
+        scanned: &scanned,
+        meta: &meta,
+        manifest: &manifest,
+        staged: &staged,
+        placement: &placement,
+        origin,
+    };
+    readback::compare(&subject, options)?;
+
+    let layer = manifest.layer();
+    let created = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |d| d.as_secs());
+    let record = Tag {
+        build: info,
+        created,
+        format: FORMAT,
+        labels,
+        layer,
+        tag: tag.to_string(),
+    };
+    let parts = publish::Parts {
+        meta: &meta,
+        chunks: &chunks,
+        manifest: &manifest,
+        placement: &placement,
+    };
+    let stored = publish::publish(origin, &staged, &parts, tag, &record)?;
+    let new = to_u64(staged.own.iter().filter(|s| s.is_new()).count());
+    Ok(BuildReport {
+        layer,
+        bytes_in: manifest.totals.file_bytes,
+        bytes_stored: stored,
+        segments_new: new,
+        segments_reused: to_u64(manifest.segments.len()) - new,
+        bytes_meta: manifest.meta.size,
+        bytes_segments: manifest.segment_bytes(),
+        inodes: manifest.totals.inodes,
+    })
+}
+
+fn totals(tree: &Tree, scanned: &HashMap<crate::tree::InodeId, scan::Scanned>) -> Totals {
+    let links = tree.link_counts();
+    let lens = links.keys().filter_map(|id| match &tree.inode(*id).kind {
+        Kind::File(content) => Some(content.len),
+        _ => None,
+    });
+    let files = to_u64(lens.clone().count());
+    debug_assert!(to_u64(scanned.len()) <= files);
+    Totals {
+        file_bytes: lens.fold(0, u64::saturating_add),
+        files,
+        inodes: to_u64(links.len()),
+    }
+}
+
+fn records(layout: &Layout) -> Vec<Record> {
+    let small = |n: u32| u16::try_from(n).expect("a segment has at most 1024 blocks");
+    let record = |(digest, addr): (&Digest, &layout::Addr)| Record {
+        digest: *digest,
+        segment: u16::try_from(addr.slot).expect("the layout allows at most 65535 segments"),
+        block: small(addr.block),
+        blocks: small(addr.blocks),
+    };
+    layout.addrs.iter().map(record).collect()
+}

@@ -1,3 +1,4 @@
 //! Reading layers back from an origin.
 
 pub mod layer;
+pub mod reader;

@@ -83,6 +83,8 @@ pub enum Place {
     Path(PathBuf, Stamp),
     /// Runs of a file that is already open (a spool or an archive).
     Runs(Arc<OwnedFd>, Vec<DataRun>),
+    /// In the layer that the tree was read from; its reader has the bytes.
+    Layer,
 }
 
 /// The content of a regular file.

@@ -16,14 +16,38 @@ const SEEK_SKIPPABLE_MAGIC: u32 = 0x184D_2A5E;
 /// Magic at the very end of a seek table.
 const SEEKABLE_MAGIC: u32 = 0x8F92_EAB1;
 
-/// Compresses one segment; deterministic for a given level and zstd version.
-pub fn encode(plain: &[u8], level: i32) -> Vec<u8> {
-    let packed = zstd::bulk::compress(plain, level).expect("zstd compresses any memory buffer");
-    if packed.len() > plain.len() - plain.len() / 16 {
-        encode_raw(plain)
-    } else {
-        packed
+/// Compresses segments one after another with the same working memory.
+pub struct Encoder(zstd::bulk::Compressor<'static>);
+
+impl std::fmt::Debug for Encoder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Encoder")
     }
+}
+
+impl Encoder {
+    /// An encoder for a zstd level (1 to 19).
+    pub fn new(level: i32) -> Self {
+        Self(zstd::bulk::Compressor::new(level).expect("zstd has its working memory"))
+    }
+
+    /// Compresses one segment; deterministic for a given level and zstd version.
+    pub fn encode(&mut self, plain: &[u8]) -> Vec<u8> {
+        let packed = self
+            .0
+            .compress(plain)
+            .expect("zstd compresses any memory buffer");
+        if packed.len() > plain.len() - plain.len() / 16 {
+            encode_raw(plain)
+        } else {
+            packed
+        }
+    }
+}
+
+/// Compresses one object.
+pub fn encode(plain: &[u8], level: i32) -> Vec<u8> {
+    Encoder::new(level).encode(plain)
 }
 
 /// A zstd frame of raw blocks.

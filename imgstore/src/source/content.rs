@@ -101,6 +101,13 @@ impl ContentReader {
                 handle: Handle::Shared(Arc::clone(fd)),
                 runs: runs.clone(),
             }),
+            Place::Layer => {
+                let other = io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    "the layer's own reader has the bytes",
+                );
+                Err(io_error(Path::new("layer"))(other))
+            }
             Place::Path(path, stamp) => {
                 let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
                 let file = File::options()

@@ -1,0 +1,71 @@
+//! Why a build failed.
+
+use crate::format::FormatError;
+use crate::format::erofs::write::EncodeError;
+use crate::origin::OriginError;
+use crate::source::content::ContentError;
+use crate::store::layer::LayerError;
+
+/// Why a build failed. Nothing was published.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// An option out of bounds.
+    #[error("{option} is {found}: expected {expected}")]
+    Option {
+        /// Which option.
+        option: &'static str,
+        /// Its bounds.
+        expected: &'static str,
+        /// The value.
+        found: u64,
+    },
+    /// A file could not be read, or changed.
+    #[error(transparent)]
+    Content(#[from] ContentError),
+    /// The tree cannot be stored.
+    #[error(transparent)]
+    Encode(#[from] EncodeError),
+    /// The origin failed.
+    #[error(transparent)]
+    Origin(#[from] OriginError),
+    /// A dictionary or another layer on the origin could not be read.
+    #[error(transparent)]
+    Layer(#[from] LayerError),
+    /// A chunk table of a dictionary is damaged.
+    #[error("dictionary `{layer}`: {source}")]
+    Dictionary {
+        /// The dictionary's layer.
+        layer: String,
+        /// What is wrong.
+        #[source]
+        source: FormatError,
+    },
+    /// The tree needs more segments than a layer can have.
+    #[error(
+        "the tree needs {found} segments of 4 MiB, a layer can have 65535; split it into several layers"
+    )]
+    TooManySegments {
+        /// How many it needs.
+        found: usize,
+    },
+    /// A staging file could not be written.
+    #[error("cannot write staging file `{path}`: {source}")]
+    Staging {
+        /// The file.
+        path: String,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// What was built does not read back as the source: a defect of this program, of the memory or of a disk.
+    #[error(
+        "the built image does not read back right: {what}: {found}; nothing was published, please report this"
+    )]
+    ReadBack {
+        /// Which part.
+        what: String,
+        /// How it differs.
+        found: String,
+    },
+}
