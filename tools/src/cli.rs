@@ -1,0 +1,165 @@
+//! What can be typed. Help texts are written for people who never read the design.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use imgstore::ids::{Axis, LayerRef};
+use imgstore::origin::url::OriginUrl;
+use imgstore::source::SourceSpec;
+
+/// Build, inspect and mount content-addressed layers.
+#[derive(Debug, Parser)]
+#[command(
+    name = "dsec",
+    version,
+    max_term_width = 100,
+    after_help = "Examples:
+  dsec build ./rootfs --axis base --name debian --version 12 --origin dir:/srv/layers
+  dsec layers --origin dir:/srv/layers
+  layerd --origin dir:/srv/layers --cache /var/cache/dsec --socket /run/dsec/layerd.sock &
+  dsec mount base/debian:12 /mnt --rw
+  dsec umount /mnt"
+)]
+pub(crate) struct Cli {
+    /// The command.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// A layer and the origin it is on.
+#[derive(Debug, Args)]
+pub(crate) struct OnOrigin {
+    /// Layer: `axis/name:version` or a digest.
+    #[arg(value_name = "REF")]
+    pub(crate) layer: LayerRef,
+    /// Where layers are: `dir:/path` or `http(s)://host/path`.
+    #[arg(long, value_name = "ORIGIN")]
+    pub(crate) origin: OriginUrl,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Build a layer from a directory, archive or image and publish it.
+    #[command(after_help = "Examples:
+  dsec build ./rootfs --axis base --name python --version 3.11 --origin dir:/srv/layers
+  tar -C src --xattrs --format=pax -c . | dsec build - --axis workspace --name repo --version a1b2 --origin dir:/srv/layers
+  dsec build oci:./image:latest --axis base --name app --version 1 --origin dir:/srv/layers --dict base/python:3.11
+  dsec build upper:/var/lib/overlay/upper --axis workspace --name repo --version step-2 --origin dir:/srv/layers")]
+    Build(Box<Build>),
+    /// List the layers that have a tag.
+    #[command(after_help = "Example:\n  dsec layers --origin http://127.0.0.1:8080/layers --json")]
+    Layers {
+        /// Where layers are.
+        #[arg(long, value_name = "ORIGIN")]
+        origin: OriginUrl,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show what a layer is made of.
+    #[command(after_help = "Example:\n  dsec inspect base/python:3.11 --origin dir:/srv/layers")]
+    Inspect(OnOrigin),
+    /// Read and check all of a layer; exit status 1 and a list if anything is damaged.
+    #[command(after_help = "Example:\n  dsec verify base/python:3.11 --origin dir:/srv/layers")]
+    Verify(OnOrigin),
+    /// Write a layer as a plain PAX tar.
+    #[command(after_help = "Examples:
+  dsec export base/python:3.11 --origin dir:/srv/layers --to out.tar
+  dsec export base/python:3.11 --origin dir:/srv/layers --to - --skip-sockets | tar -tv")]
+    Export {
+        /// Layer and origin.
+        #[command(flatten)]
+        on: OnOrigin,
+        /// The tar file, or `-` for standard output.
+        #[arg(long, value_name = "FILE")]
+        to: PathBuf,
+        /// Leave out unix sockets, which tar cannot hold; without this they are an error.
+        #[arg(long)]
+        skip_sockets: bool,
+    },
+    /// Mount layers, base first, then workspace, toolkits on top.
+    #[command(after_help = "Examples:
+  dsec mount base/python:3.11 workspace/repo:a1b2 toolkit/uv:0.9 /mnt --rw
+  dsec mount base/python:3.11 /mnt --socket /run/dsec/layerd.sock")]
+    Mount(crate::mounts::MountArgs),
+    /// Unmount a composition.
+    #[command(after_help = "Example:\n  dsec umount /mnt")]
+    Umount(crate::mounts::UmountArgs),
+    /// Show what was fetched, served and cached.
+    #[command(after_help = "Example:\n  dsec stats --json")]
+    Stats(crate::mounts::QueryArgs),
+    /// List the mounted compositions.
+    #[command(after_help = "Example:\n  dsec mounts")]
+    Mounts(crate::mounts::QueryArgs),
+    /// Measure (runs `dsec-bench`, which is installed beside `dsec`).
+    #[command(
+        disable_help_flag = true,
+        after_help = "Example:\n  dsec bench cold-start --small --runs 3 --json out.json --svg out.svg"
+    )]
+    Bench {
+        /// Arguments of `dsec-bench`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<std::ffi::OsString>,
+    },
+}
+
+/// `dsec build`.
+#[derive(Debug, Args)]
+pub(crate) struct Build {
+    /// A directory, a tar file (plain, gzip, zstd), `-` for a tar on standard input, `oci:DIR[:TAG]`, `docker-archive:FILE`, or `upper:DIR` (an OverlayFS upper directory).
+    #[arg(value_name = "SOURCE")]
+    pub(crate) source: SourceSpec,
+    /// base, workspace or toolkit.
+    #[arg(long, value_name = "AXIS")]
+    pub(crate) axis: Axis,
+    /// Name of the layer on its axis.
+    #[arg(long)]
+    pub(crate) name: String,
+    /// Version of the layer.
+    #[arg(long = "version", value_name = "V")]
+    pub(crate) layer_version: String,
+    /// Where to publish: `dir:/path`, made if it is missing.
+    #[arg(long, value_name = "ORIGIN")]
+    pub(crate) origin: OriginUrl,
+    /// Layer on the same origin whose chunks may be referred to; can be given several times.
+    #[arg(long, value_name = "REF")]
+    pub(crate) dict: Vec<LayerRef>,
+    /// Label for the tag, `key=value`; can be given several times.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label)]
+    pub(crate) label: Vec<(String, String)>,
+    /// Keep an extended attribute that is left out otherwise (see docs/format.md), for example security.selinux.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) keep_xattr: Vec<String>,
+    /// Segment size in KiB: 128 to 4096, a power of two.
+    #[arg(long, value_name = "KIB", default_value_t = imgstore::build::options::SEGMENT_BYTES >> 10)]
+    pub(crate) segment_kib: u64,
+    /// Deduplication unit in KiB: 4 to 256, a power of two.
+    #[arg(long, value_name = "KIB", default_value_t = imgstore::build::options::CHUNK_BYTES >> 10)]
+    pub(crate) chunk_kib: u64,
+    /// Zstd level of stored segments, 1 to 19.
+    #[arg(long, value_name = "LEVEL", default_value_t = imgstore::build::options::LEVEL, value_parser = clap::value_parser!(i32).range(1..=19))]
+    pub(crate) level: i32,
+    /// Lay files out by path alone instead of by kind and path (for comparisons).
+    #[arg(long)]
+    pub(crate) path_order: bool,
+    /// Worker threads; never changes the result.
+    #[arg(long)]
+    pub(crate) threads: Option<usize>,
+    /// Folder for temporary files.
+    #[arg(long, value_name = "DIR", env = "TMPDIR", default_value = "/tmp")]
+    pub(crate) tmp: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn parse_label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err(format!("`{text}` is not a label: expected KEY=VALUE")),
+    }
+}

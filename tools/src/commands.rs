@@ -1,0 +1,39 @@
+//! One file a command; this one chooses and turns errors into an exit status.
+
+mod bench;
+mod build;
+mod export;
+mod inspect;
+mod layers;
+mod verify;
+
+use std::process::ExitCode;
+
+use crate::cli::{Cli, Command};
+use crate::output;
+
+/// Any error of a command: its text is for the user.
+pub(crate) type Failure = Box<dyn std::error::Error>;
+
+/// Runs the command; 0 = done, 1 = failed (or damage found).
+pub(crate) fn run(cli: Cli) -> ExitCode {
+    let done = match cli.command {
+        Command::Build(args) => build::run(&args),
+        Command::Layers { origin, json } => layers::run(&origin, json),
+        Command::Inspect(on) => inspect::run(&on),
+        Command::Verify(on) => verify::run(&on),
+        Command::Export { on, to, skip_sockets } => export::run(&on, &to, skip_sockets),
+        Command::Mount(args) => crate::mounts::mount(&args),
+        Command::Umount(args) => crate::mounts::umount(&args),
+        Command::Stats(args) => crate::mounts::stats(&args),
+        Command::Mounts(args) => crate::mounts::mounts(&args),
+        Command::Bench { args } => bench::run(&args),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            output::note(&format!("dsec: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! `dsec layers`.
+
+use std::process::ExitCode;
+
+use imgstore::origin::url::OriginUrl;
+use imgstore::store::layer;
+
+use super::Failure;
+use crate::output;
+
+/// Lists tags.
+pub(crate) fn run(origin: &OriginUrl, json: bool) -> Result<ExitCode, Failure> {
+    let tags = layer::list_tags(origin.open()?.as_ref())?;
+    if json {
+        let rows: Vec<_> = tags
+            .iter()
+            .map(|(tag, layer)| serde_json::json!({"tag": tag.to_string(), "layer": layer}))
+            .collect();
+        output::json(&rows);
+    } else {
+        for (tag, layer) in &tags {
+            output::line(&format!("{tag}  {layer}"));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
