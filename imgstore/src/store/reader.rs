@@ -1,6 +1,6 @@
 //! Reads a whole layer in user space with `erofs-rs`, an EROFS reader that shares no code with our writer.
 //!
-//! It sees the flat image: metadata in memory, segments from whatever the caller reads them with. Used to compare a fresh
+//! It sees metadata in memory, and one device a segment, read by whatever the caller reads them with. Used to compare a fresh
 //! build with its source, to verify, and to export. Mounts do not come through here: there the kernel is the reader.
 
 use std::collections::{BTreeMap, HashMap};
@@ -14,9 +14,8 @@ use erofs_rs::backend::AsyncImage;
 use erofs_rs::types::Inode as ErofsInode;
 use rustix::fs::FileType;
 
-use crate::format::flat::{FlatLayout, Piece};
 use crate::format::manifest::Manifest;
-use crate::ids::{to_u64, to_usize};
+use crate::ids::to_u64;
 use crate::tree::{Content, Inode, InodeId, Kind, Meta, Mtime, Place, ROOT, Tree};
 
 /// Why a layer could not be read.
@@ -42,15 +41,22 @@ pub type ReadSegment<'a> = dyn Fn(usize) -> Result<Vec<u8>, String> + Send + Syn
 /// Segments kept in memory by one reader; neighbours are read together.
 const SEGMENTS_KEPT: usize = 4;
 
-/// The flat image as `erofs-rs` wants it.
-struct FlatImage<'a> {
+/// The bytes of a layer: metadata, and the segments kept in memory.
+struct Bytes<'a> {
     meta: &'a [u8],
-    layout: FlatLayout,
     read_segment: &'a ReadSegment<'a>,
     kept: Mutex<Vec<(usize, Arc<Vec<u8>>)>>,
 }
 
-impl FlatImage<'_> {
+/// One device as `erofs-rs` wants it.
+enum Device<'a> {
+    /// The metadata image.
+    Meta(Arc<Bytes<'a>>),
+    /// A segment.
+    Segment(Arc<Bytes<'a>>, usize),
+}
+
+impl Bytes<'_> {
     fn segment(&self, index: usize) -> Result<Arc<Vec<u8>>, erofs_rs::Error> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = kept.iter().position(|(i, _)| *i == index) {
@@ -70,46 +76,28 @@ impl FlatImage<'_> {
         kept.push((index, Arc::clone(&bytes)));
         Ok(bytes)
     }
-
-    fn fill(&self, buf: &mut [u8], offset: u64) -> Result<(), erofs_rs::Error> {
-        let out_of_bounds =
-            || erofs_rs::Error::OutOfBounds(format!("{} bytes at {offset}", buf.len()));
-        let pieces = self.layout.pieces(offset, to_u64(buf.len()));
-        let mut parts: Vec<(Arc<Vec<u8>>, usize, usize)> = Vec::new();
-        let mut filled = 0;
-        for piece in pieces {
-            let (source, from, len) = match piece {
-                Piece::Meta { offset, len } => {
-                    let (from, len) = (to_usize(offset), to_usize(len));
-                    let bytes = self.meta.get(from..from + len).ok_or_else(out_of_bounds)?;
-                    (Arc::new(bytes.to_vec()), 0, len)
-                }
-                Piece::Segment { index, offset, len } => {
-                    (self.segment(index)?, to_usize(offset), to_usize(len))
-                }
-            };
-            filled += len;
-            parts.push((source, from, len));
-        }
-        if filled != buf.len() {
-            return Err(out_of_bounds());
-        }
-        let mut at = 0;
-        for (source, from, len) in parts {
-            let bytes = source.get(from..from + len);
-            let (Some(bytes), Some(room)) = (bytes, buf.get_mut(at..at + len)) else {
-                return Err(erofs_rs::Error::OutOfBounds("short segment".into()));
-            };
-            room.copy_from_slice(bytes);
-            at += len;
-        }
-        Ok(())
-    }
 }
 
-impl AsyncImage for FlatImage<'_> {
+fn fill(source: &[u8], buf: &mut [u8], offset: u64) -> Result<(), erofs_rs::Error> {
+    let start = usize::try_from(offset).ok();
+    let range = start.and_then(|start| Some(start..start.checked_add(buf.len())?));
+    let bytes = range.and_then(|range| source.get(range)).ok_or_else(|| {
+        erofs_rs::Error::OutOfBounds(format!(
+            "{} bytes at {offset} of {}",
+            buf.len(),
+            source.len()
+        ))
+    })?;
+    buf.copy_from_slice(bytes);
+    Ok(())
+}
+
+impl AsyncImage for Device<'_> {
     async fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), erofs_rs::Error> {
-        self.fill(buf, offset)
+        match self {
+            Self::Meta(bytes) => fill(bytes.meta, buf, offset),
+            Self::Segment(bytes, index) => fill(&bytes.segment(*index)?, buf, offset),
+        }
     }
 }
 
@@ -135,7 +123,7 @@ pub struct LayerTree {
 
 /// A layer opened with `erofs-rs`.
 pub struct LayerReader<'a> {
-    fs: EroFS<FlatImage<'a>>,
+    fs: EroFS<Device<'a>>,
 }
 
 impl std::fmt::Debug for LayerReader<'_> {
@@ -154,14 +142,18 @@ impl<'a> LayerReader<'a> {
         manifest: &Manifest,
         read_segment: &'a ReadSegment<'a>,
     ) -> Result<Self, ReaderError> {
-        let image = FlatImage {
+        let bytes = Arc::new(Bytes {
             meta,
-            layout: FlatLayout::new(manifest),
             read_segment,
             kept: Mutex::new(Vec::new()),
-        };
+        });
+        let segment = |index| Device::Segment(Arc::clone(&bytes), index);
+        let devices = (0..manifest.segments.len()).map(segment).collect();
         Ok(Self {
-            fs: run(EroFS::new(image))?,
+            fs: run(EroFS::new_with_devices(
+                Device::Meta(Arc::clone(&bytes)),
+                devices,
+            ))?,
         })
     }
 

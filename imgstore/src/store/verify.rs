@@ -49,7 +49,9 @@ struct Run {
 fn runs(layer: &Layer) -> Vec<Run> {
     let mut out: Vec<Run> = Vec::new();
     for index in 0..layer.manifest.segments.len() {
-        let Some((pack, range)) = layer.placement.find(index) else { continue };
+        let Some((pack, range)) = layer.placement.find(index) else {
+            continue;
+        };
         match out.last_mut() {
             Some(run)
                 if run.pack.digest == pack.digest
@@ -60,7 +62,12 @@ fn runs(layer: &Layer) -> Vec<Run> {
                 run.count += 1;
                 run.range.len += range.len;
             }
-            _ => out.push(Run { first: index, count: 1, pack: *pack, range }),
+            _ => out.push(Run {
+                first: index,
+                count: 1,
+                pack: *pack,
+                range,
+            }),
         }
     }
     out
@@ -73,13 +80,20 @@ struct Findings {
 }
 
 fn check_frame(layer: &Layer, index: usize, stored: &[u8]) -> Result<u64, String> {
-    let segment = layer.manifest.segments.get(index).ok_or("no such segment")?;
+    let segment = layer
+        .manifest
+        .segments
+        .get(index)
+        .ok_or("no such segment")?;
     let plain = frame::decode(stored, segment.len()).map_err(|e| e.to_string())?;
     let found = Digest::of(&plain);
     if found == segment.digest() {
         Ok(segment.len())
     } else {
-        Err(format!("digest of its plain bytes: expected {}, found {found}", segment.digest()))
+        Err(format!(
+            "digest of its plain bytes: expected {}, found {found}",
+            segment.digest()
+        ))
     }
 }
 
@@ -97,18 +111,28 @@ impl Findings {
             || (names::placement(&layer.digest), 0),
             |(pack, range)| (names::pack(&pack.digest), range.start),
         );
-        let damage = Damage { object, what: format!("segment {index} at offset {offset}: {error}") };
-        self.damage.lock().expect("no check panics while it holds the lock").push((index, damage));
+        let damage = Damage {
+            object,
+            what: format!("segment {index} at offset {offset}: {error}"),
+        };
+        self.damage
+            .lock()
+            .expect("no check panics while it holds the lock")
+            .push((index, damage));
     }
 
     fn check_run(&self, origin: &dyn Origin, layer: &Layer, run: &Run) {
         let bytes = origin.fetch(&names::pack(&run.pack.digest), run.range);
         for index in run.first..run.first + run.count {
-            let Some((pack, range)) = layer.placement.find(index) else { continue };
+            let Some((pack, range)) = layer.placement.find(index) else {
+                continue;
+            };
             let checked = match &bytes {
                 Ok(bytes) => {
                     let from = to_usize(range.start - run.range.start);
-                    let stored = bytes.get(from..from + to_usize(range.len)).unwrap_or_default();
+                    let stored = bytes
+                        .get(from..from + to_usize(range.len))
+                        .unwrap_or_default();
                     check_frame(layer, index, stored)
                 }
                 // The range as a whole failed: find out which segments can be had.
@@ -128,11 +152,13 @@ fn check_meta(origin: &dyn Origin, layer: &Layer) -> Result<(), (String, String)
     let meta = layer::read_meta(origin, &layer.manifest).map_err(|e| here(e.to_string()))?;
     erofs::check::check(&meta, &layer.manifest).map_err(|e| here(e.to_string()))?;
     let no_data = |_: usize| Err("not read here".to_owned());
-    let reader = LayerReader::open(&meta, &layer.manifest, &no_data).map_err(|e| here(e.to_string()))?;
+    let reader =
+        LayerReader::open(&meta, &layer.manifest, &no_data).map_err(|e| here(e.to_string()))?;
     reader.tree().map_err(|e| here(e.to_string()))?;
     let blob = layer.manifest.chunks;
     let object = names::chunks(&blob.digest);
-    let table = layer::read_frame(origin, &object, blob.digest, blob.size).map_err(|e| (object.clone(), e.to_string()))?;
+    let table = layer::read_frame(origin, &object, blob.digest, blob.size)
+        .map_err(|e| (object.clone(), e.to_string()))?;
     chunk_table::parse(&table).map_err(|e: FormatError| (object.clone(), e.to_string()))?;
     Ok(())
 }
@@ -153,7 +179,11 @@ pub fn verify(
     }
     let runs = runs(&layer);
     let total = layer.manifest.segment_bytes();
-    let findings = Findings { right: AtomicU64::new(0), bytes: AtomicU64::new(0), damage: Mutex::new(Vec::new()) };
+    let findings = Findings {
+        right: AtomicU64::new(0),
+        bytes: AtomicU64::new(0),
+        damage: Mutex::new(Vec::new()),
+    };
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some(run) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -169,7 +199,10 @@ pub fn verify(
     });
     report.segments_right = findings.right.into_inner();
     report.bytes_right = findings.bytes.into_inner();
-    let mut damage = findings.damage.into_inner().expect("all threads have ended");
+    let mut damage = findings
+        .damage
+        .into_inner()
+        .expect("all threads have ended");
     damage.sort_by_key(|(index, _)| *index);
     report.damage.extend(damage.into_iter().map(|(_, d)| d));
     let checked = report.segments_right + to_u64(report.damage.len());

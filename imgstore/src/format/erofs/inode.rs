@@ -1,5 +1,6 @@
 //! Extended inodes (64 bytes) and the chunk indexes behind those of regular files.
 
+use super::superblock::Device;
 use crate::tree::{Kind, Meta};
 
 /// Bytes of an extended inode.
@@ -32,13 +33,24 @@ pub struct FileMap {
 }
 
 impl FileMap {
-    /// The index array.
-    pub fn encode(&self) -> Vec<u8> {
+    /// The index array: device 0 and the block in the flat address space.
+    ///
+    /// Not the device id and the block in the device, which the format allows too: a file-backed flat mount (kernel 6.18,
+    /// `erofs_fileio_scan_folio`) then compares device-relative with flat addresses to see whether two chunks touch. It never
+    /// joins chunks that do, and joins some that do not, which reads wrong bytes without an error
+    /// (`docs/decisions/0003-flat-chunk-addresses.md`).
+    pub fn encode(&self, devices: &[Device]) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.chunks.len() * 8);
         for chunk in &self.chunks {
-            let (device, block) = chunk.map_or((0, NULL_BLOCK), |addr| (addr.device, addr.block));
-            out.extend_from_slice(&[0, 0]); // startblk_hi: used by 48-bit images only
-            out.extend_from_slice(&device.to_le_bytes());
+            let first = |addr: ChunkAddr| {
+                devices
+                    .get(usize::from(addr.device).checked_sub(1)?)
+                    .map(|d| d.first_block)
+            };
+            let block = chunk.map_or(NULL_BLOCK, |addr| {
+                first(addr).expect("a chunk lies in one of the layer's segments") + addr.block
+            });
+            out.extend_from_slice(&[0; 4]); // startblk_hi (48-bit images only), device_id
             out.extend_from_slice(&block.to_le_bytes());
         }
         out

@@ -306,6 +306,7 @@ pub fn image(
             path: "/".to_owned(),
             why: "its metadata exceeds 16 TiB",
         })?;
+    let devices = devices(segments, len / BLOCK_SIZE)?;
     let mut image = vec![0; to_usize(len)];
     let links = tree.link_counts();
     for (number, placed) in plan.inodes.iter().enumerate() {
@@ -332,7 +333,11 @@ pub fn image(
         put(&mut image, at + to_u64(inode::SIZE), &placed.xattrs);
         let tail_at = at + to_u64(inode::SIZE + placed.xattrs.len());
         if let (Data::Chunks(_), Some(map)) = (data, maps.get(&placed.id)) {
-            put(&mut image, tail_at.next_multiple_of(8), &map.encode());
+            put(
+                &mut image,
+                tail_at.next_multiple_of(8),
+                &map.encode(&devices),
+            );
             continue;
         }
         let content = plan.content(tree, placed);
@@ -347,7 +352,6 @@ pub fn image(
         }
         put(&mut image, tail_at, tail);
     }
-    let devices = devices(segments, len / BLOCK_SIZE)?;
     let mut sb = SuperBlock {
         inodes: to_u64(plan.inodes.len()),
         blocks: u32::try_from(len / BLOCK_SIZE).unwrap_or(u32::MAX),

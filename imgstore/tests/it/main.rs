@@ -1,0 +1,6 @@
+//! Integration tests of `imgstore`: one binary, one file a subject. Run as root: images are mounted with the kernel.
+
+mod fidelity;
+mod kernel_mount;
+mod observe;
+mod random_tree;
