@@ -2,4 +2,5 @@
 
 pub mod layer;
 pub mod reader;
+pub mod tar_export;
 pub mod verify;

@@ -6,13 +6,15 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::SeekFrom;
+use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 
+use super::host_file;
 use crate::ids::{to_u64, to_usize};
 use crate::tree::{Content, DataRun, Place, Stamp};
 
@@ -109,11 +111,10 @@ impl ContentReader {
                 Err(io_error(Path::new("layer"))(other))
             }
             Place::Path(path, stamp) => {
-                let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
-                let file = File::options()
-                    .read(true)
-                    .custom_flags(flags.bits().cast_signed())
-                    .open(path)
+                // NONBLOCK: a file that became a named pipe must not hang the build.
+                let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+                let file = host_file::open_path(path.as_os_str().as_bytes(), flags)
+                    .map(File::from)
                     .map_err(io_error(path))?;
                 let mut reader = Self {
                     handle: Handle::Host(file, path.clone(), *stamp),
