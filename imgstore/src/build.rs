@@ -25,6 +25,7 @@ use crate::format::manifest::{Blob, FORMAT, Manifest, Segment, Totals};
 use crate::format::tag::Tag;
 use crate::ids::{Digest, TagName, to_u64};
 use crate::origin::Origin;
+use crate::source::SourceError;
 use crate::tree::{Kind, Tree};
 
 pub use error::BuildError;
@@ -54,18 +55,72 @@ pub struct BuildReport {
     pub inodes: u64,
 }
 
-/// Builds a layer of `tree` and publishes it on `origin` as `tag`.
+/// What to build.
+#[derive(Clone, Copy)]
+pub struct Input<'a> {
+    /// The tree.
+    pub tree: &'a Tree,
+    /// Asked after the last content was read and before anything is published: fails if the source changed meanwhile in a
+    /// way that reading the contents cannot notice (an archive whose parts are named by offset).
+    pub unchanged: &'a dyn Fn() -> Result<(), SourceError>,
+}
+
+impl std::fmt::Debug for Input<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Input")
+            .field("inodes", &self.tree.inodes.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> From<&'a Tree> for Input<'a> {
+    fn from(tree: &'a Tree) -> Self {
+        Self {
+            tree,
+            unchanged: &|| Ok(()),
+        }
+    }
+}
+
+impl<'a> Input<'a> {
+    /// A source that was loaded; `unchanged` is its [`Loaded::check_unchanged`](crate::source::Loaded::check_unchanged).
+    pub fn new(tree: &'a Tree, unchanged: &'a dyn Fn() -> Result<(), SourceError>) -> Self {
+        Self { tree, unchanged }
+    }
+}
+
+/// The tag to write, besides the layer's name.
+#[derive(Debug, Clone)]
+pub struct Naming {
+    /// The tag.
+    pub tag: TagName,
+    /// How the layer is built, for people.
+    pub info: BTreeMap<String, String>,
+    /// The user's labels and the image's configuration.
+    pub labels: BTreeMap<String, String>,
+}
+
+impl From<TagName> for Naming {
+    fn from(tag: TagName) -> Self {
+        Self {
+            tag,
+            info: BTreeMap::new(),
+            labels: BTreeMap::new(),
+        }
+    }
+}
+
+/// Builds a layer and publishes it on `origin` under its tag.
 ///
 /// # Errors
 /// [`BuildError`]; nothing is visible on the origin then but, at most, objects that nothing refers to.
 pub fn build(
-    tree: &Tree,
-    tag: &TagName,
-    info: BTreeMap<String, String>,
-    labels: BTreeMap<String, String>,
+    input: Input<'_>,
+    naming: Naming,
     origin: &dyn Origin,
     options: &BuildOptions,
 ) -> Result<BuildReport, BuildError> {
+    let tree = input.tree;
     let dictionary = Dictionary::load(origin, &options.dict)?;
     let known = known::load(origin)?;
     let scanned = scan::scan(tree, options)?;
@@ -107,11 +162,13 @@ pub fn build(
         origin,
     };
     readback::compare(&subject, options)?;
+    (input.unchanged)()?;
 
     let layer = manifest.layer();
     let created = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .map_or(0, |d| d.as_secs());
+    let Naming { tag, info, labels } = naming;
     let record = Tag {
         build: info,
         created,
@@ -126,7 +183,7 @@ pub fn build(
         manifest: &manifest,
         placement: &placement,
     };
-    let stored = publish::publish(origin, &staged, &parts, tag, &record)?;
+    let stored = publish::publish(origin, &staged, &parts, &tag, &record)?;
     let new = to_u64(staged.own.iter().filter(|s| s.is_new()).count());
     Ok(BuildReport {
         layer,

@@ -22,7 +22,11 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Layers { origin, json } => layers::run(&origin, json),
         Command::Inspect(on) => inspect::run(&on),
         Command::Verify(on) => verify::run(&on),
-        Command::Export { on, to, skip_sockets } => export::run(&on, &to, skip_sockets),
+        Command::Export {
+            on,
+            to,
+            skip_sockets,
+        } => export::run(&on, &to, skip_sockets),
         Command::Mount(args) => crate::mounts::mount(&args),
         Command::Umount(args) => crate::mounts::umount(&args),
         Command::Stats(args) => crate::mounts::stats(&args),

@@ -9,7 +9,8 @@ pub(crate) fn line(text: &str) {
 
 /// Prints a result as JSON.
 pub(crate) fn json(value: &impl serde::Serialize) {
-    let text = serde_json::to_string_pretty(value).expect("results have only strings, numbers and lists");
+    let text =
+        serde_json::to_string_pretty(value).expect("results have only strings, numbers and lists");
     line(&text);
 }
 

@@ -11,7 +11,11 @@ pub(crate) fn bar() -> ProgressBar {
     let style = ProgressStyle::with_template(
         "{msg:<10} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta} left",
     );
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "));
+    bar.set_style(
+        style
+            .unwrap_or_else(|_| ProgressStyle::default_bar())
+            .progress_chars("=> "),
+    );
     bar
 }
 

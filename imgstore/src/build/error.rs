@@ -23,6 +23,9 @@ pub enum BuildError {
     /// A file could not be read, or changed.
     #[error(transparent)]
     Content(#[from] ContentError),
+    /// The source changed while it was read.
+    #[error(transparent)]
+    Source(#[from] crate::source::SourceError),
     /// The tree cannot be stored.
     #[error(transparent)]
     Encode(#[from] EncodeError),

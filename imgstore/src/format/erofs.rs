@@ -6,6 +6,7 @@
 
 pub mod check;
 pub mod directory;
+pub mod extents;
 pub mod inode;
 pub mod superblock;
 pub mod write;

@@ -121,6 +121,13 @@ pub struct LayerTree {
     files: HashMap<InodeId, ErofsInode>,
 }
 
+impl LayerTree {
+    /// The EROFS inode number of regular file `id`.
+    pub fn nid(&self, id: InodeId) -> Option<u64> {
+        self.files.get(&id).map(ErofsInode::id)
+    }
+}
+
 /// A layer opened with `erofs-rs`.
 pub struct LayerReader<'a> {
     fs: EroFS<Device<'a>>,

@@ -15,15 +15,7 @@ use crate::random_tree::{Rng, Spool, random_tree};
 
 fn build_with(tree: &Tree, origin: &dyn Origin, options: &BuildOptions) -> BuildReport {
     let tag = TagName::new(Axis::Base, "t", "1").unwrap();
-    build::build(
-        tree,
-        &tag,
-        BTreeMap::new(),
-        BTreeMap::new(),
-        origin,
-        options,
-    )
-    .unwrap()
+    build::build(tree.into(), tag.into(), origin, options).unwrap()
 }
 
 /// Builds, mounts with the kernel and compares every name.
@@ -208,10 +200,8 @@ fn what_cannot_be_stored_is_refused() {
         let origin = MemOrigin::default();
         let tag = TagName::new(Axis::Base, "t", "1").unwrap();
         let error = build::build(
-            &tree,
-            &tag,
-            BTreeMap::new(),
-            BTreeMap::new(),
+            (&tree).into(),
+            tag.into(),
             &origin,
             &BuildOptions::default(),
         )

@@ -10,5 +10,9 @@ use super::Failure;
 pub(crate) fn run(args: &[OsString]) -> Result<ExitCode, Failure> {
     let program = std::env::current_exe()?.with_file_name("dsec-bench");
     let error = Command::new(&program).args(args).exec();
-    Err(format!("cannot run `{}`: {error}; build it with `cargo build --release -p benches`", program.display()).into())
+    Err(format!(
+        "cannot run `{}`: {error}; build it with `cargo build --release -p benches`",
+        program.display()
+    )
+    .into())
 }

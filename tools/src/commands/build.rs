@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use imgstore::build::options::FileOrder;
-use imgstore::build::{self, BuildOptions};
+use imgstore::build::{self, BuildOptions, Input, Naming};
 use imgstore::ids::TagName;
 use imgstore::source::{self, SourceOptions};
 use imgstore::store::layer;
@@ -17,14 +17,22 @@ use crate::{output, progress};
 pub(crate) fn run(args: &Build) -> Result<ExitCode, Failure> {
     let tag = TagName::new(args.axis, &args.name, &args.layer_version)?;
     let origin = args.origin.open_or_create()?;
-    let dict = args.dict.iter().map(|d| layer::resolve(origin.as_ref(), d)).collect::<Result<Vec<_>, _>>()?;
+    let dict = args
+        .dict
+        .iter()
+        .map(|d| layer::resolve(origin.as_ref(), d))
+        .collect::<Result<Vec<_>, _>>()?;
     let bar = progress::bar();
     let defaults = BuildOptions::default();
     let options = BuildOptions {
         segment_bytes: args.segment_kib << 10,
         chunk_bytes: args.chunk_kib << 10,
         level: args.level,
-        order: if args.path_order { FileOrder::Path } else { FileOrder::Kind },
+        order: if args.path_order {
+            FileOrder::Path
+        } else {
+            FileOrder::Kind
+        },
         dict,
         threads: args.threads.unwrap_or(defaults.threads),
         progress: Some(progress::build(&bar)),
@@ -32,16 +40,39 @@ pub(crate) fn run(args: &Build) -> Result<ExitCode, Failure> {
     };
     options.check()?;
     bar.set_message("source");
-    let source_options = SourceOptions { spool_dir: args.tmp.clone(), keep_xattrs: args.keep_xattr.clone(), progress: None };
+    let source_options = SourceOptions {
+        spool_dir: args.tmp.clone(),
+        keep_xattrs: args.keep_xattr.clone(),
+        progress: None,
+    };
     let loaded = source::load(&args.source, &source_options)?;
-    let mut labels = loaded.labels;
+    let mut labels = loaded.labels.clone();
     labels.extend(args.label.iter().cloned());
     let info = BTreeMap::from([
-        ("tool".to_owned(), concat!("dsec ", env!("CARGO_PKG_VERSION")).to_owned()),
+        (
+            "tool".to_owned(),
+            concat!("dsec ", env!("CARGO_PKG_VERSION")).to_owned(),
+        ),
         ("source".to_owned(), args.source.to_string()),
-        ("dict".to_owned(), args.dict.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")),
+        (
+            "dict".to_owned(),
+            args.dict
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(" "),
+        ),
     ]);
-    let report = build::build(&loaded.tree, &tag, info, labels, origin.as_ref(), &options)?;
+    let report = build::build(
+        Input::new(&loaded.tree, &|| loaded.check_unchanged()),
+        Naming {
+            tag: tag.clone(),
+            info,
+            labels,
+        },
+        origin.as_ref(),
+        &options,
+    )?;
     bar.finish_and_clear();
     if args.json {
         output::json(&report);

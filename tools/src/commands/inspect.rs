@@ -21,7 +21,12 @@ pub(crate) fn run(on: &OnOrigin) -> Result<ExitCode, Failure> {
         (None, reference) => layer::resolve(origin.as_ref(), reference)?,
     };
     let layer = layer::open(origin.as_ref(), &digest)?;
-    let stored: u64 = layer.placement.segments.iter().map(|spot| u64::from(spot.2)).sum();
+    let stored: u64 = layer
+        .placement
+        .segments
+        .iter()
+        .map(|spot| u64::from(spot.2))
+        .sum();
     if on.json {
         let manifest = &layer.manifest;
         let segments: Vec<_> = manifest
@@ -50,12 +55,26 @@ pub(crate) fn run(on: &OnOrigin) -> Result<ExitCode, Failure> {
     output::line(&format!("layer     {digest}"));
     if let Some(tag) = &tag {
         output::line(&format!("tag       {}", tag.tag));
-        for (key, value) in tag.build.iter().chain(&tag.labels).filter(|(_, v)| !v.is_empty()) {
+        for (key, value) in tag
+            .build
+            .iter()
+            .chain(&tag.labels)
+            .filter(|(_, v)| !v.is_empty())
+        {
             output::line(&format!("  {key}: {value}"));
         }
     }
-    output::line(&format!("tree      {} inodes, {} files, {}", m.totals.inodes, m.totals.files, output::bytes(m.totals.file_bytes)));
-    output::line(&format!("metadata  {} ({})", output::bytes(m.meta.size), m.meta.digest));
+    output::line(&format!(
+        "tree      {} inodes, {} files, {}",
+        m.totals.inodes,
+        m.totals.files,
+        output::bytes(m.totals.file_bytes)
+    ));
+    output::line(&format!(
+        "metadata  {} ({})",
+        output::bytes(m.meta.size),
+        m.meta.digest
+    ));
     output::line(&format!(
         "segments  {}: {} plain, {} stored",
         m.segments.len(),
@@ -63,7 +82,11 @@ pub(crate) fn run(on: &OnOrigin) -> Result<ExitCode, Failure> {
         output::bytes(stored)
     ));
     for pack in &layer.placement.packs {
-        output::line(&format!("pack      {} {}", pack.digest, output::bytes(pack.size)));
+        output::line(&format!(
+            "pack      {} {}",
+            pack.digest,
+            output::bytes(pack.size)
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }

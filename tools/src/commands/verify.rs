@@ -25,7 +25,11 @@ pub(crate) fn run(on: &OnOrigin) -> Result<ExitCode, Failure> {
         for damage in &report.damage {
             output::line(&format!("damaged: {}: {}", damage.object, damage.what));
         }
-        let right = format!("{} segments, {}", report.segments_right, output::bytes(report.bytes_right));
+        let right = format!(
+            "{} segments, {}",
+            report.segments_right,
+            output::bytes(report.bytes_right)
+        );
         output::line(&if report.damage.is_empty() {
             format!("{}: all right ({right})", on.layer)
         } else {
@@ -36,5 +40,9 @@ pub(crate) fn run(on: &OnOrigin) -> Result<ExitCode, Failure> {
             )
         });
     }
-    Ok(if report.damage.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if report.damage.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }

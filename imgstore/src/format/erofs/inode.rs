@@ -9,10 +9,12 @@ pub const SIZE: usize = 64;
 const FLAT_PLAIN: u16 = 0;
 const FLAT_INLINE: u16 = 2;
 const CHUNK_BASED: u16 = 4;
+/// `i_format` of a chunk-based extended inode.
+pub(super) const CHUNK_BASED_EXTENDED: u16 = 1 | (CHUNK_BASED << 1);
 /// The chunk format says: 8-byte indexes.
-const CHUNK_FORMAT_INDEXES: u32 = 0x20;
+pub(super) const CHUNK_FORMAT_INDEXES: u32 = 0x20;
 /// `EROFS_NULL_ADDR`: nothing is there.
-const NULL_BLOCK: u32 = u32::MAX;
+pub(super) const NULL_BLOCK: u32 = u32::MAX;
 
 /// Where one chunk of a file is: device slot (from 1) and block in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
