@@ -26,7 +26,8 @@ fn field<const N: usize>(image: &[u8], offset: u64) -> Result<[u8; N], FormatErr
 /// An inode or index outside the image, or of a kind that our writer does not write.
 pub fn data_runs(image: &[u8], nid: u64) -> Result<Vec<DataRun>, FormatError> {
     let (SuperBlock { meta_block, .. }, _) = superblock::read(image)?;
-    let at = u64::from(meta_block) * BLOCK_SIZE + nid.saturating_mul(32);
+    let at = (u64::from(meta_block) * BLOCK_SIZE).saturating_add(nid.saturating_mul(32));
+    field::<{ inode::SIZE }>(image, at)?; // all of the inode, so that sums below cannot overflow
     let format = u16::from_le_bytes(field(image, at)?);
     let icount = u64::from(u16::from_le_bytes(field(image, at + 2)?));
     let size = u64::from_le_bytes(field(image, at + 8)?);

@@ -1,0 +1,298 @@
+//! What gives a layer its name, what is stored twice, and what stays visible when something fails.
+
+use std::collections::BTreeMap;
+
+use imgstore::build::{self, BuildOptions, BuildReport};
+use imgstore::ids::{Axis, Digest, TagName};
+use imgstore::origin::Origin;
+use imgstore::origin::mem::MemOrigin;
+use imgstore::store::{layer, verify};
+use imgstore::tree::{Content, Inode, InodeId, Kind, Meta, ROOT, Tree};
+use proptest::prelude::*;
+
+use crate::random_tree::{Rng, Spool, random_tree};
+
+pub(crate) fn tag(version: &str) -> TagName {
+    TagName::new(Axis::Workspace, "t", version).unwrap()
+}
+
+pub(crate) fn build_as(
+    tree: &Tree,
+    version: &str,
+    origin: &dyn Origin,
+    options: &BuildOptions,
+) -> BuildReport {
+    build::build(tree.into(), tag(version).into(), origin, options).unwrap()
+}
+
+/// The same tree with its inodes in another order in memory.
+fn shuffled(tree: &Tree, rng: &mut Rng) -> Tree {
+    let mut order: Vec<usize> = (1..tree.inodes.len()).collect();
+    for i in (1..order.len()).rev() {
+        order.swap(
+            i,
+            usize::try_from(rng.below(u64::try_from(i + 1).unwrap())).unwrap(),
+        );
+    }
+    order.insert(0, 0);
+    let place: BTreeMap<usize, usize> = order
+        .iter()
+        .enumerate()
+        .map(|(new, old)| (*old, new))
+        .collect();
+    let inodes = order
+        .iter()
+        .map(|old| {
+            let mut inode = tree.inodes[*old].clone();
+            if let Kind::Dir(entries) = &mut inode.kind {
+                entries
+                    .values_mut()
+                    .for_each(|id| *id = InodeId(place[&id.0]));
+            }
+            inode
+        })
+        .collect();
+    Tree { inodes }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, max_shrink_iters: 10, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn name_depends_on_the_tree_alone(seed in any::<u64>(), size in 1usize..80) {
+        let (tree, _spool) = random_tree(seed, size);
+        let one = BuildOptions { threads: 1, ..BuildOptions::default() };
+        let many = BuildOptions { threads: 7, ..BuildOptions::default() };
+        let first = MemOrigin::default();
+        let wanted = build_as(&tree, "1", &first, &one);
+        let again = build_as(&shuffled(&tree, &mut Rng::new(seed)), "2", &first, &many);
+        prop_assert_eq!(again.layer, wanted.layer);
+        prop_assert_eq!((again.bytes_stored, again.segments_new), (0, 0));
+        // Into an origin that is empty, and one that is full of other things.
+        prop_assert_eq!(build_as(&tree, "1", &MemOrigin::default(), &many).layer, wanted.layer);
+        let (other, _spool) = random_tree(seed ^ 1, 30);
+        let full = MemOrigin::default();
+        build_as(&other, "0", &full, &many);
+        prop_assert_eq!(build_as(&tree, "1", &full, &many).layer, wanted.layer);
+        let report = verify::verify(&full, &wanted.layer, &|_, _| ()).unwrap();
+        prop_assert_eq!(report.damage, Vec::new());
+    }
+
+    /// Packs are equal byte for byte too, on any number of threads.
+    #[test]
+    fn objects_do_not_depend_on_threads(seed in any::<u64>()) {
+        let (tree, _spool) = random_tree(seed, 60);
+        let objects = |threads| {
+            let origin = MemOrigin::default();
+            build_as(&tree, "1", &origin, &BuildOptions { threads, ..BuildOptions::default() });
+            let mut all = origin.snapshot();
+            all.retain(|name, _| !name.starts_with("tags/")); // tags hold the time
+            all
+        };
+        prop_assert!(objects(1) == objects(5));
+    }
+}
+
+fn add(tree: &mut Tree, name: &str, content: Content) {
+    let id = tree.add(Inode {
+        meta: Meta {
+            perm: 0o644,
+            ..Meta::default()
+        },
+        kind: Kind::File(content),
+    });
+    tree.dir_mut(ROOT)
+        .unwrap()
+        .insert(name.as_bytes().to_vec(), id);
+}
+
+/// Many small files and some large ones; the same for the same numbers.
+fn base_tree(spool: &mut Spool, files: usize) -> Tree {
+    let mut tree = Tree::new(Meta::default());
+    let mut rng = Rng::new(99);
+    for i in 0..files {
+        let len = usize::try_from(rng.below(30_000)).unwrap() + 1;
+        add(
+            &mut tree,
+            &format!("lib/small-{i:04}").replace('/', "-"),
+            spool.content(u64::try_from(len).unwrap(), &[(0, rng.bytes(len))]),
+        );
+    }
+    for i in 0..3 {
+        add(
+            &mut tree,
+            &format!("large-{i}"),
+            spool.content(1_500_000, &[(0, rng.bytes(1_500_000))]),
+        );
+    }
+    tree
+}
+
+/// An added file shifts its neighbourhood only; all other segments are found on the origin.
+#[test]
+fn added_files_leave_most_segments_as_they_were() {
+    let mut spool = Spool::new();
+    let origin = MemOrigin::default();
+    let options = BuildOptions::default();
+    let before = build_as(&base_tree(&mut spool, 600), "1", &origin, &options);
+    let mut tree = base_tree(&mut spool, 600);
+    for i in [100, 350] {
+        add(
+            &mut tree,
+            &format!("lib-small-{i:04}b"),
+            spool.content(20_000, &[(0, Rng::new(i).bytes(20_000))]),
+        );
+    }
+    let after = build_as(&tree, "2", &origin, &options);
+    assert!(before.segments_new > 40, "{before:?}");
+    assert!(
+        after.segments_new <= before.segments_new / 5,
+        "{before:?} {after:?}"
+    );
+    assert_eq!(
+        after.segments_new + after.segments_reused,
+        u64::try_from(
+            layer::open(&origin, &after.layer)
+                .unwrap()
+                .manifest
+                .segments
+                .len()
+        )
+        .unwrap()
+    );
+}
+
+/// With `--dict` a moved file is found by chunk although no segment is equal; the result reads back and names do not depend on
+/// what else is there.
+#[test]
+fn dictionary_is_used_by_chunk_and_gives_one_name() {
+    let mut spool = Spool::new();
+    let origin = MemOrigin::default();
+    let plain = BuildOptions::default();
+    let base = build_as(&base_tree(&mut spool, 300), "base", &origin, &plain);
+    let mut tree = base_tree(&mut spool, 300);
+    // All names change, so all small files are laid out anew.
+    let entries = tree.dir_mut(ROOT).unwrap();
+    *entries = entries
+        .iter()
+        .map(|(name, id)| {
+            (
+                [&b"x"[..], &name.iter().rev().copied().collect::<Vec<u8>>()].concat(),
+                *id,
+            )
+        })
+        .collect();
+    add(
+        &mut tree,
+        "new",
+        spool.content(50_000, &[(0, Rng::new(3).bytes(50_000))]),
+    );
+    let without = build_as(&tree, "no-dict", &MemOrigin::default(), &plain);
+    let dict = BuildOptions {
+        dict: vec![base.layer],
+        ..BuildOptions::default()
+    };
+    let with = build_as(&tree, "dict", &origin, &dict);
+    assert_ne!(with.layer, without.layer);
+    assert!(with.bytes_stored < 200_000, "{with:?}");
+    let second = MemOrigin::default();
+    build_as(&base_tree(&mut spool, 300), "base", &second, &plain);
+    assert_eq!(build_as(&tree, "dict", &second, &dict).layer, with.layer);
+    assert_eq!(
+        verify::verify(&origin, &with.layer, &|_, _| ())
+            .unwrap()
+            .damage,
+        Vec::new()
+    );
+}
+
+/// A dictionary's segment of which little is used is not referred to: one small read would fetch all of it.
+#[test]
+fn little_used_dictionary_segments_are_not_referred_to() {
+    let mut spool = Spool::new();
+    let origin = MemOrigin::default();
+    let base = build_as(
+        &base_tree(&mut spool, 300),
+        "base",
+        &origin,
+        &BuildOptions::default(),
+    );
+    let mut tree = base_tree(&mut spool, 300);
+    tree.dir_mut(ROOT)
+        .unwrap()
+        .retain(|name, _| name == b"lib-small-0007");
+    let dict = BuildOptions {
+        dict: vec![base.layer],
+        ..BuildOptions::default()
+    };
+    let built = layer::open(&origin, &build_as(&tree, "one", &origin, &dict).layer).unwrap();
+    let bases = layer::open(&origin, &base.layer).unwrap().manifest.segments;
+    assert_eq!(built.manifest.segments.len(), 1);
+    assert!(!bases.contains(&built.manifest.segments[0]));
+}
+
+/// A pack that is damaged on the origin is noticed when a build wants to refer to it, and nothing is published.
+#[test]
+fn damaged_pack_stops_a_build_that_would_refer_to_it() {
+    let mut spool = Spool::new();
+    let origin = MemOrigin::default();
+    let tree = base_tree(&mut spool, 20);
+    build_as(&tree, "1", &origin, &BuildOptions::default());
+    origin.tamper(|objects| {
+        let pack = objects
+            .iter_mut()
+            .find(|(name, _)| name.starts_with("packs/"))
+            .unwrap()
+            .1;
+        pack[5000] ^= 1;
+    });
+    let mut more = base_tree(&mut spool, 20);
+    add(
+        &mut more,
+        "zzz",
+        spool.content(10, &[(0, b"0123456789".to_vec())]),
+    );
+    let error = build::build(
+        (&more).into(),
+        tag("2").into(),
+        &origin,
+        &BuildOptions::default(),
+    )
+    .unwrap_err();
+    assert!(
+        error.to_string().contains("does not read back right"),
+        "{error}"
+    );
+    assert_eq!(layer::list_tags(&origin).unwrap().len(), 1);
+}
+
+/// Two builders publish different versions at once: both tags are in the index.
+#[test]
+fn concurrent_publishers_are_both_in_the_index() {
+    let origin = MemOrigin::default();
+    std::thread::scope(|scope| {
+        for i in 0..8u64 {
+            let origin = &origin;
+            scope.spawn(move || {
+                let (tree, _spool) = random_tree(i, 5);
+                build_as(
+                    &tree,
+                    &format!("v{i}"),
+                    origin,
+                    &BuildOptions {
+                        threads: 1,
+                        ..BuildOptions::default()
+                    },
+                );
+            });
+        }
+    });
+    let bytes = origin.fetch_all("index.json", 1 << 20).unwrap();
+    let index = imgstore::format::tag::Index::parse(&bytes).unwrap();
+    assert_eq!(index.tags.len(), 8);
+    let listed: BTreeMap<String, Digest> = layer::list_tags(&origin)
+        .unwrap()
+        .into_iter()
+        .map(|(t, l)| (t.to_string(), l))
+        .collect();
+    assert_eq!(index.tags, listed);
+}
