@@ -1,0 +1,201 @@
+//! Upper directories of real overlay mounts, and the model of what a stack of layers shows.
+
+use std::path::Path;
+
+use imgstore::source::merge::merge_stack;
+use imgstore::source::{Loaded, SourceError};
+use imgstore::tree::Tree;
+
+use crate::model::{line, lines, load_path, load_text, paths, sh};
+
+fn load_upper(dir: &Path) -> Result<Loaded, SourceError> {
+    load_text(&format!("upper:{}", dir.display()))
+}
+
+#[test]
+fn changes_on_a_real_mount_become_marks_and_the_model_shows_the_mount() {
+    let dir = tempfile::tempdir().unwrap();
+    sh(
+        dir.path(),
+        "mkdir l u w m; mkdir -p l/d/sub l/e l/f; touch l/a l/d/x l/d/sub/y l/e/z l/f/q; ln l/a l/b; \
+         mount -t overlay none -o lowerdir=l,upperdir=u,workdir=w,metacopy=off,redirect_dir=off m; \
+         rm m/a; rm -r m/d/sub; rm -r m/e; mkdir m/e; touch m/e/new; rm m/f/q; mkdir m/f/q; setfattr -n trusted.overlay.data -v 1 m/f/q; \
+         chmod 700 m/d; printf x >> m/d/x; mkdir m/n; touch m/n/k",
+    );
+    let mount = load_path(&dir.path().join("m"));
+    let shown = lines(&mount.tree);
+    sh(dir.path(), "umount m");
+    let lower = load_path(&dir.path().join("l")).tree;
+    let upper = load_upper(&dir.path().join("u")).unwrap().tree;
+    assert!(line(&upper, "a").contains(" 20000 0:0 0.000000000 char 0:0 [] "));
+    assert!(line(&upper, "d").contains("trusted.overlay.origin= ") || line(&upper, "d").contains("[trusted.overlay.origin=]"));
+    assert!(line(&upper, "e").contains("[trusted.overlay.opaque=y]"));
+    assert!(line(&upper, "f/q").contains("trusted.overlay.overlay.data=1"));
+    let merged = merge_stack([&lower, &upper]);
+    let view: Vec<String> = lines(&merged)
+        .iter()
+        .map(|l| l.replace("trusted.overlay.data", "trusted.overlay.overlay.data"))
+        .collect();
+    assert_eq!(view, shown);
+}
+
+#[test]
+fn whiteouts_in_the_form_of_attributes_count_in_marked_directories() {
+    for prefix in ["trusted", "user"] {
+        let dir = tempfile::tempdir().unwrap();
+        sh(
+            dir.path(),
+            &format!(
+                "mkdir d o; touch d/gone d/kept o/x; setfattr -n {prefix}.overlay.opaque -v x d; \
+                 setfattr -n {prefix}.overlay.whiteout -v y d/gone; setfattr -n {prefix}.overlay.opaque -v y o; \
+                 setfattr -n {prefix}.overlay.impure -v y .; setfattr -n {prefix}.overlay.overlay.data -v 1 o/x"
+            ),
+        );
+        let tree = load_upper(dir.path()).unwrap().tree;
+        assert!(line(&tree, "d/gone").contains(" char 0:0 []"), "{prefix}");
+        assert!(line(&tree, "d").contains("[trusted.overlay.origin=]"), "{prefix}");
+        assert!(line(&tree, "o").contains("[trusted.overlay.opaque=y]"), "{prefix}");
+        assert!(line(&tree, "").contains(" [] "), "{prefix}");
+        let data = if prefix == "user" { "[user.overlay.data=1]" } else { "[trusted.overlay.overlay.data=1]" };
+        assert!(line(&tree, "o/x").contains(data), "{prefix}");
+        sh(dir.path(), &format!("setfattr -x {prefix}.overlay.opaque d"));
+        assert!(matches!(load_upper(dir.path()), Err(SourceError::Overlay { .. })));
+    }
+}
+
+#[test]
+fn with_both_kinds_of_marks_those_of_the_mount_count() {
+    let dir = tempfile::tempdir().unwrap();
+    sh(
+        dir.path(),
+        "mkdir a b; setfattr -n trusted.overlay.opaque -v y a; setfattr -n user.overlay.opaque -v y a; \
+         setfattr -n user.overlay.opaque -v y b",
+    );
+    let tree = load_upper(dir.path()).unwrap().tree;
+    assert!(line(&tree, "a").contains("[trusted.overlay.opaque=y user.overlay.opaque=y]"));
+    assert!(line(&tree, "b").contains("[user.overlay.opaque=y]"));
+}
+
+#[test]
+fn uppers_that_need_their_lowers_are_refused_with_the_way_out() {
+    for (options, change) in [
+        ("metacopy=on,redirect_dir=on", "chmod 600 m/f"),
+        ("metacopy=off,redirect_dir=on", "mv m/d m/moved"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        sh(
+            dir.path(),
+            &format!(
+                "mkdir l u w m; mkdir l/d; printf data > l/f; \
+                 mount -t overlay none -o lowerdir=l,upperdir=u,workdir=w,{options} m; {change}; umount m"
+            ),
+        );
+        let error = load_upper(&dir.path().join("u")).unwrap_err().to_string();
+        assert!(error.contains("metacopy=off,redirect_dir=off"), "{error}");
+    }
+}
+
+#[test]
+fn a_directory_of_whiteouts_lists_clean_where_no_lower_has_it() {
+    let dir = tempfile::tempdir().unwrap();
+    sh(
+        dir.path(),
+        "mkdir l u w m; mkdir l/d; touch l/d/a l/d/b; mount -t overlay none -o lowerdir=l,upperdir=u,workdir=w m; rm m/d/a; touch m/d/c; umount m; mkdir other layer",
+    );
+    let tree = load_upper(&dir.path().join("u")).unwrap().tree;
+    crate::model::write_to_disk(&tree, &dir.path().join("layer"));
+    let listed = sh(
+        dir.path(),
+        "mount -t overlay none -o lowerdir=layer:other m; ls m/d; umount m",
+    );
+    assert_eq!(listed, "c\n");
+    let merged = merge_stack([&load_path(&dir.path().join("other")).tree, &tree]);
+    assert_eq!(paths(&merged), ["d", "d/c"]);
+}
+
+/// A small generator of file operations; every seed is one script.
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+
+    fn path(&mut self) -> String {
+        let depth = 1 + self.below(3);
+        let parts: Vec<String> = (0..depth).map(|_| format!("n{}", self.below(4))).collect();
+        parts.join("/")
+    }
+
+    /// One line of shell that may fail.
+    fn operation(&mut self) -> String {
+        let (a, b) = (self.path(), self.path());
+        match self.below(12) {
+            0 | 1 => format!("mkdir -p {a}"),
+            // Not into a fifo, which would wait for a reader.
+            2 => format!("test -p {a} || printf {} > {a}", self.below(1000)),
+            3 => format!("mkdir -p {a}; touch {a}/f{}", self.below(3)),
+            4 => format!("ln {a} {b}"),
+            5 => format!("ln -s {b} {a}"),
+            6 | 7 => format!("rm -rf {a}"),
+            8 => format!("rm -rf {a}; mkdir -p {a} && printf r > {a}/n0"),
+            9 => format!("mv -T {a} {b}"),
+            10 => format!("chmod 7{}5 {a}; setfattr -n user.k -v {} {a}", self.below(8), self.below(100)),
+            _ => format!("mkfifo {a}; chown -h {}:7 {a}", self.below(9)),
+        }
+    }
+}
+
+/// Layers made by random operations on real mounts, each over all before it.
+fn random_stack(dir: &Path, rng: &mut Rng) -> Vec<Tree> {
+    let count = 2 + rng.below(3);
+    let mut lowers: Vec<String> = Vec::new();
+    let mut trees = Vec::new();
+    for layer in 0..count {
+        let operations: Vec<String> = (0..20).map(|_| format!("({}) 2>/dev/null || true", rng.operation())).collect();
+        let operations = operations.join("; ");
+        let (upper, work) = (format!("u{layer}"), format!("w{layer}"));
+        let script = if lowers.is_empty() {
+            format!("mkdir {upper}; cd {upper}; {operations}")
+        } else {
+            let lower = lowers.join(":");
+            format!(
+                "mkdir {upper} {work}; mount -t overlay none -o lowerdir={lower},upperdir={upper},workdir={work},metacopy=off,redirect_dir=off,index=off m; \
+                 cd m; {operations}; cd ..; umount m"
+            )
+        };
+        sh(dir, &script);
+        trees.push(load_upper(&dir.join(&upper)).unwrap().tree);
+        lowers.insert(0, upper);
+    }
+    trees
+}
+
+#[test]
+fn the_model_equals_the_kernel_on_random_stacks() {
+    let seeds = 40;
+    for seed in 1..=seeds {
+        let dir = tempfile::tempdir().unwrap();
+        sh(dir.path(), "mkdir m");
+        let mut rng = Rng(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
+        let trees = random_stack(dir.path(), &mut rng);
+        let mut lowers = Vec::new();
+        for (index, tree) in trees.iter().enumerate() {
+            let layer = dir.path().join(format!("layer{index}"));
+            std::fs::create_dir(&layer).unwrap();
+            crate::model::write_to_disk(tree, &layer);
+            lowers.insert(0, format!("layer{index}"));
+        }
+        // The layers as they would be published, mounted read-only; a single one needs an empty one below it.
+        sh(
+            dir.path(),
+            &format!("mkdir empty; mount -t overlay none -o lowerdir={}:empty m", lowers.join(":")),
+        );
+        let shown = lines(&load_path(&dir.path().join("m")).tree);
+        sh(dir.path(), "umount m");
+        assert_eq!(lines(&merge_stack(&trees)), shown, "seed {seed}");
+    }
+}
