@@ -358,7 +358,7 @@ impl TarWriter<'_> {
     ) -> Result<(), ExportError> {
         let pieces = pieces(&file.runs, len);
         let data: u64 = pieces.iter().map(|(_, len)| len).sum();
-        let sparse = (data < len).then(|| sparse_map(&pieces));
+        let sparse = (data < len).then(|| sparse_map(&pieces, len));
         let map = sparse.unwrap_or_default();
         let size = to_u64(map.len()) + data;
         let mut records = Records::default();
@@ -419,35 +419,35 @@ impl TarWriter<'_> {
     }
 }
 
-/// Runs as (offset, length), with holes under [`HOLE_BYTES_MIN`] filled.
+/// Runs as (offset, length), in whole blocks but for the end of the file: GNU tar starts each piece at a block. Holes
+/// under [`HOLE_BYTES_MIN`] are filled.
 fn pieces(runs: &[DataRun], len: u64) -> Vec<(u64, u64)> {
+    let block = to_u64(BLOCK);
     let mut pieces: Vec<(u64, u64)> = Vec::new();
     let mut end = 0;
     for run in runs {
-        match pieces.last_mut() {
-            Some((start, len)) if run.file_offset - end < HOLE_BYTES_MIN => {
-                *len = run.file_offset + run.len - *start;
-            }
-            None if run.file_offset < HOLE_BYTES_MIN => {
-                pieces.push((0, run.file_offset + run.len));
-            }
-            _ => pieces.push((run.file_offset, run.len)),
+        let start = run.file_offset - run.file_offset % block;
+        let stop = (run.file_offset + run.len).next_multiple_of(block).min(len);
+        if start.saturating_sub(end) < HOLE_BYTES_MIN {
+            let (first, _) = pieces.pop().unwrap_or((0, 0));
+            pieces.push((first, stop - first));
+        } else {
+            pieces.push((start, stop - start));
         }
-        end = run.file_offset + run.len;
+        end = stop;
     }
     if end < len && len - end < HOLE_BYTES_MIN {
-        match pieces.last_mut() {
-            Some((start, piece)) => *piece = len - *start,
-            None => pieces.push((0, len)),
-        }
+        let (first, _) = pieces.pop().unwrap_or((0, 0));
+        pieces.push((first, len - first));
     }
     pieces
 }
 
-/// Count, then offset and length of each piece, one number a line, padded to a block.
-fn sparse_map(pieces: &[(u64, u64)]) -> Vec<u8> {
-    let mut text = format!("{}\n", pieces.len()).into_bytes();
-    for (offset, len) in pieces {
+/// Count, then offset and length of each piece, one number a line, padded to a block. An empty piece marks the end of
+/// the file: GNU tar cuts a hole there without it.
+fn sparse_map(pieces: &[(u64, u64)], file_len: u64) -> Vec<u8> {
+    let mut text = format!("{}\n", pieces.len() + 1).into_bytes();
+    for (offset, len) in pieces.iter().chain([&(file_len, 0)]) {
         text.extend_from_slice(format!("{offset}\n{len}\n").as_bytes());
     }
     text.resize(text.len().next_multiple_of(BLOCK), 0);

@@ -139,12 +139,15 @@ fn hard_links_are_found_although_their_count_is_wrong() {
         "mkdir l u w m; printf x > l/a; ln l/a l/b; ln l/a l/c; \
          mount -t overlay none -o lowerdir=l,upperdir=u,workdir=w,index=off m; printf y >> m/c; ln m/c m/d",
     );
-    let loaded = load(
-        &SourceSpec::Directory(dir.path().join("m")),
-        &options(),
-    );
+    let loaded = load(&SourceSpec::Directory(dir.path().join("m")), &options());
     let counts = sh(dir.path(), "stat -c %h m/a m/c; umount m");
-    let groups: Vec<usize> = loaded.unwrap().tree.walk().iter().map(|(_, id)| id.0).collect();
+    let groups: Vec<usize> = loaded
+        .unwrap()
+        .tree
+        .walk()
+        .iter()
+        .map(|(_, id)| id.0)
+        .collect();
     assert_eq!(counts, "3\n2\n");
     assert_eq!(groups, [0, 1, 1, 2, 2]);
 }

@@ -11,7 +11,10 @@ use crate::model::{bytes, line, lines, load_path, load_text, paths, run, sh};
 use crate::tar_bytes::{dir, entry, file, link, symlink, tar};
 
 fn sha256(bytes: &[u8]) -> String {
-    let hex: Vec<String> = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
+    let hex: Vec<String> = Sha256::digest(bytes)
+        .iter()
+        .map(|b| format!("{b:02x}"))
+        .collect();
     hex.concat()
 }
 
@@ -25,7 +28,11 @@ impl Image {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("blobs/sha256")).unwrap();
-        fs::write(dir.path().join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
+        fs::write(
+            dir.path().join("oci-layout"),
+            r#"{"imageLayoutVersion":"1.0.0"}"#,
+        )
+        .unwrap();
         Self {
             dir,
             manifests: Vec::new(),
@@ -44,7 +51,10 @@ impl Image {
 
     /// Adds an image of these plain layers; gives its descriptor without the closing brace.
     fn add(&mut self, layers: &[Vec<u8>], arch: &str, extra: &str) {
-        let diff_ids: Vec<String> = layers.iter().map(|l| format!(r#""sha256:{}""#, sha256(l))).collect();
+        let diff_ids: Vec<String> = layers
+            .iter()
+            .map(|l| format!(r#""sha256:{}""#, sha256(l)))
+            .collect();
         let config = format!(
             r#"{{"architecture":"{arch}","os":"linux","config":{{"Env":["A=b"],"Cmd":["/bin/sh"]}},"rootfs":{{"type":"layers","diff_ids":[{}]}}}}"#,
             diff_ids.join(",")
@@ -52,7 +62,12 @@ impl Image {
         let config = self.blob(config.as_bytes());
         let layers: Vec<String> = layers
             .iter()
-            .map(|layer| format!(r#"{{"mediaType":"application/vnd.oci.image.layer.v1.tar",{}}}"#, self.blob(layer)))
+            .map(|layer| {
+                format!(
+                    r#"{{"mediaType":"application/vnd.oci.image.layer.v1.tar",{}}}"#,
+                    self.blob(layer)
+                )
+            })
             .collect();
         let manifest = format!(
             r#"{{"schemaVersion":2,"config":{{"mediaType":"application/vnd.oci.image.config.v1+json",{config}}},"layers":[{}]}}"#,
@@ -65,7 +80,10 @@ impl Image {
     }
 
     fn load(&self, tag: &str) -> Result<Loaded, SourceError> {
-        let index = format!(r#"{{"schemaVersion":2,"manifests":[{}]}}"#, self.manifests.join(","));
+        let index = format!(
+            r#"{{"schemaVersion":2,"manifests":[{}]}}"#,
+            self.manifests.join(",")
+        );
         fs::write(self.dir.path().join("index.json"), index).unwrap();
         load_text(&format!("oci:{}{tag}", self.dir.path().display()))
     }
@@ -80,7 +98,13 @@ fn layers(layers: &[&[Vec<u8>]]) -> Result<Tree, SourceError> {
 
 #[test]
 fn whiteouts_hide_what_is_below_and_nothing_of_their_own_layer() {
-    let lower = [file("a", b""), dir("d"), file("d/x", b"old"), file("d/y", b""), file("e/deep/z", b"")];
+    let lower = [
+        file("a", b""),
+        dir("d"),
+        file("d/x", b"old"),
+        file("d/y", b""),
+        file("e/deep/z", b""),
+    ];
     for order in [0, 1] {
         let mut upper = vec![
             file(".wh.a", b""),
@@ -94,14 +118,24 @@ fn whiteouts_hide_what_is_below_and_nothing_of_their_own_layer() {
             upper.reverse();
         }
         let tree = layers(&[&lower, &upper]).unwrap();
-        assert_eq!(paths(&tree), ["d", "d/x", "d/y", "e", "e/own"], "order {order}");
+        assert_eq!(
+            paths(&tree),
+            ["d", "d/x", "d/y", "e", "e/own"],
+            "order {order}"
+        );
         assert_eq!(bytes(&tree, "d/x"), b"new");
     }
 }
 
 #[test]
 fn an_opaque_marker_hides_lower_entries_wherever_it_stands_in_the_layer() {
-    let lower = [dir("d"), file("d/low", b""), dir("d/sub"), file("d/sub/low", b""), file("keep", b"")];
+    let lower = [
+        dir("d"),
+        file("d/low", b""),
+        dir("d/sub"),
+        file("d/sub/low", b""),
+        file("keep", b""),
+    ];
     let marker = file("d/.wh..wh..opq", b"");
     for at in 0..3 {
         let mut upper = vec![dir("d"), file("d/new", b"")];
@@ -135,7 +169,13 @@ fn malformed_whiteouts_are_refused() {
     for name in [".wh.", "d/.wh..", ".wh..."] {
         let found = layers(&[&[file(name, b"")]]);
         assert!(
-            matches!(&found, Err(SourceError::Entry { fault: EntryFault::Whiteout, .. })),
+            matches!(
+                &found,
+                Err(SourceError::Entry {
+                    fault: EntryFault::Whiteout,
+                    ..
+                })
+            ),
             "{name}: {found:?}"
         );
     }
@@ -145,11 +185,34 @@ fn malformed_whiteouts_are_refused() {
 /// directory entry named like the link replaces it.
 #[test]
 fn entries_below_a_lower_link_go_where_it_points() {
-    let lower = [dir("usr/bin"), file("usr/bin/sh", b""), symlink("bin", "usr/bin"), dir("usr/lib"), symlink("lib", "usr/lib")];
-    let tree = layers(&[&lower, &[file("bin/x", b""), file("bin/.wh.sh", b""), dir("lib/"), file("lib/y", b"")]]).unwrap();
+    let lower = [
+        dir("usr/bin"),
+        file("usr/bin/sh", b""),
+        symlink("bin", "usr/bin"),
+        dir("usr/lib"),
+        symlink("lib", "usr/lib"),
+    ];
+    let tree = layers(&[
+        &lower,
+        &[
+            file("bin/x", b""),
+            file("bin/.wh.sh", b""),
+            dir("lib/"),
+            file("lib/y", b""),
+        ],
+    ])
+    .unwrap();
     assert_eq!(
         paths(&tree),
-        ["bin", "lib", "lib/y", "usr", "usr/bin", "usr/bin/x", "usr/lib"]
+        [
+            "bin",
+            "lib",
+            "lib/y",
+            "usr",
+            "usr/bin",
+            "usr/bin/x",
+            "usr/lib"
+        ]
     );
     assert!(line(&tree, "bin").contains("-> usr/bin"));
     assert!(line(&tree, "lib").contains(" 40644 "));
@@ -174,8 +237,19 @@ fn types_replace_each_other_and_directories_take_the_upper_attributes() {
     let mut meta = entry(b'5', b"d", b"", b"");
     meta.patches.push((100, b"0000700\0".to_vec()));
     let tree = layers(&[
-        &[dir("d"), file("d/kept", b""), dir("f"), file("f/lost", b""), file("g", b"")],
-        &[meta.bytes(), file("f", b"file"), dir("g"), file("g/in", b"")],
+        &[
+            dir("d"),
+            file("d/kept", b""),
+            dir("f"),
+            file("f/lost", b""),
+            file("g", b""),
+        ],
+        &[
+            meta.bytes(),
+            file("f", b"file"),
+            dir("g"),
+            file("g/in", b""),
+        ],
     ])
     .unwrap();
     assert_eq!(paths(&tree), ["d", "d/kept", "f", "g", "g/in"]);
@@ -191,14 +265,23 @@ fn a_damaged_blob_is_named() {
     bad[512] ^= 1;
     fs::write(image.blob_path(&sha256(&layer)), &bad).unwrap();
     let error = image.load("").unwrap_err();
-    assert!(matches!(error, SourceError::Blob { what: "layer", .. }), "{error}");
+    assert!(
+        matches!(error, SourceError::Blob { what: "layer", .. }),
+        "{error}"
+    );
     assert!(error.to_string().contains(&sha256(&layer)), "{error}");
     bad.push(0);
     fs::write(image.blob_path(&sha256(&layer)), &bad).unwrap();
     let error = image.load("").unwrap_err().to_string();
     assert!(error.contains(&format!("{} bytes", bad.len())), "{error}");
     fs::remove_file(image.blob_path(&sha256(&layer))).unwrap();
-    assert!(image.load("").unwrap_err().to_string().contains(&sha256(&layer)));
+    assert!(
+        image
+            .load("")
+            .unwrap_err()
+            .to_string()
+            .contains(&sha256(&layer))
+    );
 }
 
 #[test]
@@ -208,25 +291,40 @@ fn a_compressed_layer_must_have_its_diff_id_too() {
     image.add(std::slice::from_ref(&layer), "amd64", "");
     // The manifest of another compressed layer, the config of the first.
     let other = zstd::encode_all(tar(&[file("b", b"")]).as_slice(), 1).unwrap();
-    let text = format!(r#""digest":"sha256:{}","size":{}"#, sha256(&layer), layer.len());
+    let text = format!(
+        r#""digest":"sha256:{}","size":{}"#,
+        sha256(&layer),
+        layer.len()
+    );
     let manifest = image.manifests[0].split("sha256:").nth(1).unwrap()[..64].to_owned();
     let manifest = fs::read_to_string(image.blob_path(&manifest)).unwrap();
     let forged = image.blob(manifest.replace(&text, &image.blob(&other)).as_bytes());
     image.manifests = vec![format!(r#"{{"mediaType":"x",{forged}}}"#)];
     let error = image.load("").unwrap_err();
-    assert!(matches!(&error, SourceError::Blob { expected, .. } if expected.ends_with(&sha256(&layer))), "{error}");
+    assert!(
+        matches!(&error, SourceError::Blob { expected, .. } if expected.ends_with(&sha256(&layer))),
+        "{error}"
+    );
 }
 
 #[test]
 fn the_image_is_chosen_by_name_and_then_by_platform() {
     let mut image = Image::new();
-    let named = |name: &str| format!(r#","annotations":{{"org.opencontainers.image.ref.name":"{name}"}}"#);
+    let named =
+        |name: &str| format!(r#","annotations":{{"org.opencontainers.image.ref.name":"{name}"}}"#);
     image.add(&[tar(&[file("one", b"")])], "amd64", &named("v1"));
     image.add(&[tar(&[file("two", b"")])], "amd64", &named("v2:x"));
-    image.add(&[tar(&[file("arm", b"")])], "arm64", r#","platform":{"os":"linux","architecture":"arm64"}"#);
+    image.add(
+        &[tar(&[file("arm", b"")])],
+        "arm64",
+        r#","platform":{"os":"linux","architecture":"arm64"}"#,
+    );
     assert_eq!(paths(&image.load(":v1").unwrap().tree), ["one"]);
     let error = image.load("").unwrap_err().to_string();
-    assert!(error.contains("more than one image") && error.contains("v1, v2:x"), "{error}");
+    assert!(
+        error.contains("more than one image") && error.contains("v1, v2:x"),
+        "{error}"
+    );
     let error = image.load(":v3").unwrap_err().to_string();
     assert!(error.contains("no image for v3"), "{error}");
     image.manifests.remove(1);
@@ -275,7 +373,10 @@ fn images_of_umoci_skopeo_and_docker_form_load_as_umoci_unpacks_them() {
     ] {
         let loaded = load_text(&at(source)).unwrap();
         assert_eq!(lines(&loaded.tree), expected, "{source}");
-        assert_eq!(loaded.labels["oci.entrypoint"], r#"["/bin/sh"]"#, "{source}");
+        assert_eq!(
+            loaded.labels["oci.entrypoint"], r#"["/bin/sh"]"#,
+            "{source}"
+        );
         assert_eq!(loaded.labels["oci.user"], r#""1000""#);
         loaded.check_unchanged().unwrap();
     }
@@ -307,6 +408,9 @@ fn a_docker_archive_of_several_images_or_with_a_changed_layer_is_refused() {
     let error = load("two.tar").unwrap_err();
     assert!(matches!(error, SourceError::Choice { .. }), "{error}");
     let error = load("bad.tar").unwrap_err();
-    assert!(matches!(error, SourceError::Blob { what: "layer", .. }), "{error}");
+    assert!(
+        matches!(error, SourceError::Blob { what: "layer", .. }),
+        "{error}"
+    );
     run("true", &[]);
 }

@@ -96,7 +96,10 @@ fn an_archive_that_changes_after_it_was_read_is_found() {
     sh(dir.path(), "printf x > f; tar -cf a.tar f");
     let loaded = load_path(&dir.path().join("a.tar"));
     loaded.check_unchanged().unwrap();
-    sh(dir.path(), "printf y | dd of=a.tar bs=1 seek=512 conv=notrunc status=none");
+    sh(
+        dir.path(),
+        "printf y | dd of=a.tar bs=1 seek=512 conv=notrunc status=none",
+    );
     let error = loaded.check_unchanged().unwrap_err().to_string();
     assert!(error.contains("a.tar"), "{error}");
 }
@@ -109,7 +112,10 @@ fn long_names_and_targets_are_exact_in_gnu_and_pax_form() {
     assert_eq!(target.len(), 4095);
     sh(
         dir.path(),
-        &format!("mkdir {name}; cd {name}; mkdir {name}; touch {name}/.wh.{}; ln -s {target} l; ln l m; touch {name}/f; ln {name}/f g", "w".repeat(251)),
+        &format!(
+            "mkdir {name}; cd {name}; mkdir {name}; touch {name}/.wh.{}; ln -s {target} l; ln l m; touch {name}/f; ln {name}/f g",
+            "w".repeat(251)
+        ),
     );
     let expected = lines(&load_path(dir.path()).tree);
     for format in ["--format=gnu", "--format=pax"] {
@@ -134,7 +140,11 @@ fn acls_are_kept_byte_for_byte_from_directory_attribute_and_text() {
     let expected = lines(&load_path(dir.path()).tree);
     assert!(expected[2].contains("posix_acl_access"), "{expected:#?}");
     assert!(expected[1].contains("posix_acl_default"), "{expected:#?}");
-    for args in [&WHOLE[..], &["--format=pax", "--acls"], &["--format=pax", "--acls", "--xattrs"]] {
+    for args in [
+        &WHOLE[..],
+        &["--format=pax", "--acls"],
+        &["--format=pax", "--acls", "--xattrs"],
+    ] {
         let tree = load_bytes(&gnu_tar(dir.path(), args));
         assert_eq!(lines(&tree), expected, "{args:?}");
     }

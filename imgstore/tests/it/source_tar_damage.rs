@@ -38,7 +38,13 @@ fn an_archive_may_end_between_entries_and_nowhere_else() {
 fn a_seekable_archive_is_cut_with_the_same_results() {
     let dir = tempfile::tempdir().unwrap();
     let whole = tar(&[file("a", &[1; 700])]);
-    for (cut, good) in [(512, false), (1000, false), (1300, false), (1536, true), (2560, true)] {
+    for (cut, good) in [
+        (512, false),
+        (1000, false),
+        (1300, false),
+        (1536, true),
+        (2560, true),
+    ] {
         let path = dir.path().join("a.tar");
         std::fs::write(&path, &whole[..cut]).unwrap();
         let loaded = load_text(path.to_str().unwrap());
@@ -62,7 +68,10 @@ fn damage_is_told_by_place_and_kind() {
     flipped[513] ^= 1;
     assert!(matches!(fault(&flipped), TarFault::Checksum { .. }));
     let error = load(&flipped).unwrap_err().to_string();
-    assert!(error.contains("`damaged.tar`, entry at byte 512"), "{error}");
+    assert!(
+        error.contains("`damaged.tar`, entry at byte 512"),
+        "{error}"
+    );
 
     let mut lone = file("a", b"");
     lone.extend_from_slice(&[0; 512]);
@@ -75,18 +84,27 @@ fn damage_is_told_by_place_and_kind() {
 
     let mut text = entry(b'0', b"a", b"", b"");
     text.patches.push((108, b"12x4567\0".to_vec()));
-    assert!(matches!(fault(&tar(&[text.bytes()])), TarFault::Number { field: "uid", .. }));
+    assert!(matches!(
+        fault(&tar(&[text.bytes()])),
+        TarFault::Number { field: "uid", .. }
+    ));
 
     let mut huge = entry(b'x', b"a", b"", b"");
     huge.size = 0o77_777_777_777;
-    assert!(matches!(fault(&tar(&[huge.bytes()])), TarFault::ExtendedHeader { .. }));
+    assert!(matches!(
+        fault(&tar(&[huge.bytes()])),
+        TarFault::ExtendedHeader { .. }
+    ));
 }
 
 #[test]
 fn a_size_that_is_not_there_takes_no_memory() {
     let mut huge = entry(b'0', b"a", b"", b"");
     huge.size = 0o77_777_777_777;
-    assert!(matches!(fault(&tar(&[huge.bytes()])), TarFault::Truncated { .. }));
+    assert!(matches!(
+        fault(&tar(&[huge.bytes()])),
+        TarFault::Truncated { .. }
+    ));
     let huge = tar(&[pax(&[(b"size", b"18446744073709551615")]), file("a", b"")]);
     assert!(matches!(fault(&huge), TarFault::Truncated { .. }));
 }
@@ -98,7 +116,14 @@ fn damaged_sparse_maps_are_refused() {
         fault(&archive)
     };
     let size: (&[u8], &[u8]) = (b"GNU.sparse.size", b"100");
-    for map in ["0,5,3,1", "0,200", "0,3", "5", "0,5,99,2", "0,18446744073709551615"] {
+    for map in [
+        "0,5,3,1",
+        "0,200",
+        "0,3",
+        "5",
+        "0,5,99,2",
+        "0,18446744073709551615",
+    ] {
         let found = sparse(&[size, (b"GNU.sparse.map", map.as_bytes())], b"12345");
         assert!(matches!(found, TarFault::Sparse(_)), "{map}: {found:?}");
     }
@@ -111,7 +136,10 @@ fn damaged_sparse_maps_are_refused() {
         let mut block = data.as_bytes().to_vec();
         block.resize(if data.is_empty() { 0 } else { 512 }, b'\n');
         let found = sparse(&v1, &block);
-        assert!(matches!(found, TarFault::Sparse(_) | TarFault::Pax { .. }), "{data}: {found:?}");
+        assert!(
+            matches!(found, TarFault::Sparse(_) | TarFault::Pax { .. }),
+            "{data}: {found:?}"
+        );
     }
 }
 
@@ -125,12 +153,18 @@ fn damaged_and_unknown_compressions_are_told() {
     );
     for name in ["cut.gz", "cut.zst", "sum.gz"] {
         let found = load_text(dir.path().join(name).to_str().unwrap());
-        assert!(matches!(found, Err(SourceError::ArchiveRead { .. })), "{name}: {found:?}");
+        assert!(
+            matches!(found, Err(SourceError::ArchiveRead { .. })),
+            "{name}: {found:?}"
+        );
     }
     let error = load_text(dir.path().join("a.xz").to_str().unwrap()).unwrap_err();
     assert!(error.to_string().contains("compressed with xz"), "{error}");
     let error = load_text("/etc/passwd").unwrap_err().to_string();
-    assert!(error.contains("/etc/passwd") && error.contains("not a tar header"), "{error}");
+    assert!(
+        error.contains("/etc/passwd") && error.contains("not a tar header"),
+        "{error}"
+    );
 }
 
 #[test]

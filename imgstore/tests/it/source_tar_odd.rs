@@ -164,8 +164,18 @@ fn parents_that_are_links_are_followed_inside_the_root() {
     assert_eq!(
         paths(&tree),
         [
-            "abs", "bin", "made", "made/here", "made/here/d", "new", "out", "usr", "usr/bin",
-            "usr/bin/a", "usr/bin/b", "usr/bin/c"
+            "abs",
+            "bin",
+            "made",
+            "made/here",
+            "made/here/d",
+            "new",
+            "out",
+            "usr",
+            "usr/bin",
+            "usr/bin/a",
+            "usr/bin/b",
+            "usr/bin/c"
         ]
     );
     assert_eq!(
@@ -190,12 +200,18 @@ fn whiteout_names_and_devices_in_a_plain_tar_are_themselves() {
 #[test]
 fn numbers_beyond_octal_are_read_in_every_form() {
     let mut base256 = entry(b'0', b"big", b"", b"");
-    base256.patches.push((108, b"\x80\0\0\0\xee\x6b\x28\0".to_vec()));
+    base256
+        .patches
+        .push((108, b"\x80\0\0\0\xee\x6b\x28\0".to_vec()));
     let minus_two = [0xff; 11].iter().copied().chain([0xfe]).collect();
     base256.patches.push((136, minus_two));
     let tree = load(&[
         base256.bytes(),
-        pax(&[(b"uid", b"4294967294"), (b"gid", b"70000"), (b"mtime", b"-1.5")]),
+        pax(&[
+            (b"uid", b"4294967294"),
+            (b"gid", b"70000"),
+            (b"mtime", b"-1.5"),
+        ]),
         file("pax", b""),
     ])
     .unwrap();
@@ -211,14 +227,38 @@ fn what_a_layer_cannot_hold_is_refused_by_path() {
     device.patches.push((329, b"0010000\0".to_vec()));
     let value = vec![7; 65_536];
     let cases: Vec<(Vec<Vec<u8>>, &str)> = vec![
-        (vec![pax(&[(b"path", long.as_bytes())]), file("x", b"")], "at most 255 bytes"),
-        (vec![pax(&[(b"linkpath", target.as_bytes())]), symlink("l", "t")], "1 to 4095 bytes"),
+        (
+            vec![pax(&[(b"path", long.as_bytes())]), file("x", b"")],
+            "at most 255 bytes",
+        ),
+        (
+            vec![pax(&[(b"linkpath", target.as_bytes())]), symlink("l", "t")],
+            "1 to 4095 bytes",
+        ),
         (vec![symlink("l", "")], "1 to 4095 bytes"),
-        (vec![pax(&[(b"uid", b"4294967295")]), file("x", b"")], "4294967294"),
+        (
+            vec![pax(&[(b"uid", b"4294967295")]), file("x", b"")],
+            "4294967294",
+        ),
         (vec![device.bytes()], "major up to 4095"),
-        (vec![pax(&[(b"SCHILY.xattr.user.v", &value)]), file("x", b"")], "65535"),
-        (vec![pax(&[(b"SCHILY.xattr.weird.v", b"1")]), file("x", b"")], "weird.v"),
-        (vec![pax(&[(b"SCHILY.acl.access", b"user::rw-,user:bob:r--,group::r--,mask::r--,other::r--")]), file("x", b"")], "user:bob:r--"),
+        (
+            vec![pax(&[(b"SCHILY.xattr.user.v", &value)]), file("x", b"")],
+            "65535",
+        ),
+        (
+            vec![pax(&[(b"SCHILY.xattr.weird.v", b"1")]), file("x", b"")],
+            "weird.v",
+        ),
+        (
+            vec![
+                pax(&[(
+                    b"SCHILY.acl.access",
+                    b"user::rw-,user:bob:r--,group::r--,mask::r--,other::r--",
+                )]),
+                file("x", b""),
+            ],
+            "user:bob:r--",
+        ),
     ];
     for (entries, expected) in cases {
         let error = load(&entries).unwrap_err().to_string();

@@ -28,7 +28,10 @@ fn changes_on_a_real_mount_become_marks_and_the_model_shows_the_mount() {
     let lower = load_path(&dir.path().join("l")).tree;
     let upper = load_upper(&dir.path().join("u")).unwrap().tree;
     assert!(line(&upper, "a").contains(" 20000 0:0 0.000000000 char 0:0 [] "));
-    assert!(line(&upper, "d").contains("trusted.overlay.origin= ") || line(&upper, "d").contains("[trusted.overlay.origin=]"));
+    assert!(
+        line(&upper, "d").contains("trusted.overlay.origin= ")
+            || line(&upper, "d").contains("[trusted.overlay.origin=]")
+    );
     assert!(line(&upper, "e").contains("[trusted.overlay.opaque=y]"));
     assert!(line(&upper, "f/q").contains("trusted.overlay.overlay.data=1"));
     let merged = merge_stack([&lower, &upper]);
@@ -53,13 +56,29 @@ fn whiteouts_in_the_form_of_attributes_count_in_marked_directories() {
         );
         let tree = load_upper(dir.path()).unwrap().tree;
         assert!(line(&tree, "d/gone").contains(" char 0:0 []"), "{prefix}");
-        assert!(line(&tree, "d").contains("[trusted.overlay.origin=]"), "{prefix}");
-        assert!(line(&tree, "o").contains("[trusted.overlay.opaque=y]"), "{prefix}");
+        assert!(
+            line(&tree, "d").contains("[trusted.overlay.origin=]"),
+            "{prefix}"
+        );
+        assert!(
+            line(&tree, "o").contains("[trusted.overlay.opaque=y]"),
+            "{prefix}"
+        );
         assert!(line(&tree, "").contains(" [] "), "{prefix}");
-        let data = if prefix == "user" { "[user.overlay.data=1]" } else { "[trusted.overlay.overlay.data=1]" };
+        let data = if prefix == "user" {
+            "[user.overlay.data=1]"
+        } else {
+            "[trusted.overlay.overlay.data=1]"
+        };
         assert!(line(&tree, "o/x").contains(data), "{prefix}");
-        sh(dir.path(), &format!("setfattr -x {prefix}.overlay.opaque d"));
-        assert!(matches!(load_upper(dir.path()), Err(SourceError::Overlay { .. })));
+        sh(
+            dir.path(),
+            &format!("setfattr -x {prefix}.overlay.opaque d"),
+        );
+        assert!(matches!(
+            load_upper(dir.path()),
+            Err(SourceError::Overlay { .. })
+        ));
     }
 }
 
@@ -143,7 +162,11 @@ impl Rng {
             6 | 7 => format!("rm -rf {a}"),
             8 => format!("rm -rf {a}; mkdir -p {a} && printf r > {a}/n0"),
             9 => format!("mv -T {a} {b}"),
-            10 => format!("chmod 7{}5 {a}; setfattr -n user.k -v {} {a}", self.below(8), self.below(100)),
+            10 => format!(
+                "chmod 7{}5 {a}; setfattr -n user.k -v {} {a}",
+                self.below(8),
+                self.below(100)
+            ),
             _ => format!("mkfifo {a}; chown -h {}:7 {a}", self.below(9)),
         }
     }
@@ -155,7 +178,9 @@ fn random_stack(dir: &Path, rng: &mut Rng) -> Vec<Tree> {
     let mut lowers: Vec<String> = Vec::new();
     let mut trees = Vec::new();
     for layer in 0..count {
-        let operations: Vec<String> = (0..20).map(|_| format!("({}) 2>/dev/null || true", rng.operation())).collect();
+        let operations: Vec<String> = (0..20)
+            .map(|_| format!("({}) 2>/dev/null || true", rng.operation()))
+            .collect();
         let operations = operations.join("; ");
         let (upper, work) = (format!("u{layer}"), format!("w{layer}"));
         let script = if lowers.is_empty() {
@@ -192,7 +217,10 @@ fn the_model_equals_the_kernel_on_random_stacks() {
         // The layers as they would be published, mounted read-only; a single one needs an empty one below it.
         sh(
             dir.path(),
-            &format!("mkdir empty; mount -t overlay none -o lowerdir={}:empty m", lowers.join(":")),
+            &format!(
+                "mkdir empty; mount -t overlay none -o lowerdir={}:empty m",
+                lowers.join(":")
+            ),
         );
         let shown = lines(&load_path(&dir.path().join("m")).tree);
         sh(dir.path(), "umount m");
