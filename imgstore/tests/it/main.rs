@@ -1,5 +1,12 @@
 //! Integration tests of `imgstore`: one binary, one file a subject. Run as root: images are mounted with the kernel.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "test helpers: a broken expectation is a failed test"
+)]
+
 mod build;
 mod damage;
 mod fidelity;
