@@ -1,0 +1,3 @@
+//! The FUSE driver on a real mount (needs root and /dev/fuse).
+
+mod serving;
