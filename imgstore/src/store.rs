@@ -1,5 +1,6 @@
-//! Reading layers back from an origin.
+//! Reading layers back from an origin, and keeping what was read.
 
+pub mod cache;
 pub mod export;
 pub mod layer;
 pub mod reader;

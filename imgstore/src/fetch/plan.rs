@@ -1,0 +1,147 @@
+//! Ranges of packs for runs of segments. Pure.
+//!
+//! A builder writes a layer's new segments next to each other and in order, so a run of missing segments is mostly one
+//! range of one pack: one request. A run breaks where the pack changes, where the next frame is not the next byte, and
+//! where the range would get longer than a bound (so that several requests can run side by side).
+
+use crate::format::placement::Placement;
+use crate::ids::Digest;
+use crate::origin::ByteRange;
+
+/// Most stored bytes in one request.
+pub const RANGE_BYTES_MAX: u64 = 2 << 20;
+
+/// One segment's frame inside a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Index of the segment in its layer.
+    pub index: usize,
+    /// Offset in the pack.
+    pub offset: u64,
+    /// Stored bytes.
+    pub len: u64,
+}
+
+/// A range of a pack that holds the frames of some segments, one behind the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RangePlan {
+    /// The pack.
+    pub pack: Digest,
+    /// The bytes to ask for.
+    pub range: ByteRange,
+    /// What they hold, in order, without gaps.
+    pub parts: Vec<Part>,
+}
+
+impl RangePlan {
+    /// The range's frames; `None` where `bytes` is too short for one.
+    pub fn split<'a>(
+        &'a self,
+        bytes: &'a [u8],
+    ) -> impl Iterator<Item = (Part, Option<&'a [u8]>)> + 'a {
+        self.parts.iter().map(|part| {
+            let start = part.offset.checked_sub(self.range.start);
+            let start = start.and_then(|s| usize::try_from(s).ok());
+            let len = usize::try_from(part.len).ok();
+            let frame = start
+                .zip(len)
+                .and_then(|(s, l)| bytes.get(s..s.checked_add(l)?));
+            (*part, frame)
+        })
+    }
+}
+
+/// Ranges that cover these segments (in this order); indexes outside the layer are left out.
+pub fn plan(
+    placement: &Placement,
+    indexes: impl IntoIterator<Item = usize>,
+    bytes_max: u64,
+) -> Vec<RangePlan> {
+    let mut plans: Vec<RangePlan> = Vec::new();
+    for index in indexes {
+        let Some((pack, range)) = placement.find(index) else {
+            continue;
+        };
+        let part = Part {
+            index,
+            offset: range.start,
+            len: range.len,
+        };
+        if let Some(last) = plans.last_mut() {
+            let next = last.range.start + last.range.len == range.start;
+            let fits = last.range.len + range.len <= bytes_max;
+            if last.pack == pack.digest && next && fits {
+                last.range.len += range.len;
+                last.parts.push(part);
+                continue;
+            }
+        }
+        plans.push(RangePlan {
+            pack: pack.digest,
+            range,
+            parts: vec![part],
+        });
+    }
+    plans
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::placement::{Pack, Spot};
+
+    fn placement(spots: &[(u32, u64, u32)]) -> Placement {
+        let pack = |n: u8| Pack {
+            digest: Digest::of(&[n]),
+            size: 1 << 30,
+        };
+        Placement {
+            format: 1,
+            layer: Digest::of(b"layer"),
+            packs: vec![pack(0), pack(1)],
+            segments: spots.iter().map(|s| Spot(s.0, s.1, s.2)).collect(),
+        }
+    }
+
+    fn ranges(plans: &[RangePlan]) -> Vec<(u64, u64, usize)> {
+        plans
+            .iter()
+            .map(|p| (p.range.start, p.range.len, p.parts.len()))
+            .collect()
+    }
+
+    #[test]
+    fn neighbours_join_and_breaks_do_not() {
+        let p = placement(&[(0, 0, 10), (0, 10, 20), (1, 30, 5), (1, 40, 5), (1, 45, 1)]);
+        assert_eq!(
+            ranges(&plan(&p, 0..5, 1000)),
+            [(0, 30, 2), (30, 5, 1), (40, 6, 2)]
+        );
+        assert_eq!(ranges(&plan(&p, [0, 2], 1000)), [(0, 10, 1), (30, 5, 1)]);
+    }
+
+    #[test]
+    fn a_range_ends_at_the_bound_but_one_frame_may_exceed_it() {
+        let p = placement(&[(0, 0, 60), (0, 60, 60), (0, 120, 300)]);
+        assert_eq!(
+            ranges(&plan(&p, 0..3, 100)),
+            [(0, 60, 1), (60, 60, 1), (120, 300, 1)]
+        );
+    }
+
+    #[test]
+    fn unknown_indexes_are_left_out() {
+        let p = placement(&[(0, 0, 10)]);
+        assert_eq!(ranges(&plan(&p, [0, 1, 7], 100)), [(0, 10, 1)]);
+    }
+
+    #[test]
+    fn a_short_answer_gives_no_frame_for_what_it_lacks() {
+        let p = placement(&[(0, 100, 2), (0, 102, 3)]);
+        let plans = plan(&p, 0..2, 100);
+        let frames: Vec<_> = plans[0].split(b"abcd").map(|(_, f)| f).collect();
+        assert_eq!(frames, [Some(&b"ab"[..]), None]);
+        let frames: Vec<_> = plans[0].split(b"abcde").map(|(_, f)| f).collect();
+        assert_eq!(frames, [Some(&b"ab"[..]), Some(&b"cde"[..])]);
+    }
+}

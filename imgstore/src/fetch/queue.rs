@@ -1,0 +1,408 @@
+//! Ranges waiting to be fetched, and the threads that fetch them.
+//!
+//! Two queues, both bounded: what a reader waits for, and what read-ahead hopes for. A thread takes demand first, and some
+//! threads never take prefetch, so that prefetch cannot occupy them all. A segment is in the queues or on its way at most
+//! once; asking again for one that only waits as prefetch moves its range to the demand queue. Threads are started when
+//! needed, up to a bound, and stay.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::origins::{Fetched, OriginSet, Spent};
+use super::plan::{RANGE_BYTES_MAX, RangePlan, plan};
+use crate::format::manifest::Segment;
+use crate::format::names;
+use crate::ids::Digest;
+use crate::origin::OriginError;
+use crate::store::layer::Layer;
+
+/// Most requests at a time.
+const THREADS_MAX: usize = 16;
+/// Of those, threads that may carry prefetch.
+const PREFETCH_THREADS_MAX: usize = 8;
+/// Most ranges waiting for a thread, by kind.
+const DEMAND_MAX: usize = 8192;
+const PREFETCH_MAX: usize = 64;
+/// A fetch thread needs little stack: a request, no recursion.
+const STACK_BYTES: usize = 512 << 10;
+
+/// Why a segment is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Priority {
+    /// A reader waits.
+    Demand,
+    /// Read-ahead.
+    Prefetch,
+    /// What came before was damaged: fetch it once more, from another origin if there is one.
+    Again,
+}
+
+/// Why there are no bytes.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FetchError {
+    /// The origins failed.
+    #[error(transparent)]
+    Origin(#[from] OriginError),
+    /// Too many ranges are waiting.
+    #[error("more than {DEMAND_MAX} ranges wait to be fetched")]
+    Busy,
+}
+
+/// What came of one range.
+#[derive(Debug)]
+pub struct Delivery {
+    /// The layer it was fetched for.
+    pub layer: Arc<Layer>,
+    /// Which bytes hold what.
+    pub plan: RangePlan,
+    /// Why it was asked for.
+    pub priority: Priority,
+    /// The bytes of the whole range.
+    pub outcome: Result<Fetched, FetchError>,
+    /// What it cost.
+    pub spent: Spent,
+}
+
+/// Takes deliveries, on the thread that fetched. It may block: that thread does nothing else.
+pub type Sink = Arc<dyn Fn(Delivery) + Send + Sync>;
+
+#[derive(Debug)]
+struct Job {
+    layer: Arc<Layer>,
+    plan: RangePlan,
+    priority: Priority,
+}
+
+impl Job {
+    fn digests(&self) -> impl Iterator<Item = Digest> {
+        let segments = &self.layer.manifest.segments;
+        let parts = self.plan.parts.iter();
+        parts.filter_map(|part| segments.get(part.index).map(Segment::digest))
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    demand: VecDeque<Job>,
+    prefetch: VecDeque<Job>,
+    /// Segments in a queue or being fetched.
+    wanted: HashSet<Digest>,
+    threads: usize,
+    idle: usize,
+    prefetching: usize,
+}
+
+struct Shared {
+    origins: OriginSet,
+    sink: Sink,
+    patience: Duration,
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+/// See the head of this file.
+#[derive(Clone)]
+pub struct FetchQueue {
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for FetchQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FetchQueue")
+            .field("origins", &self.shared.origins)
+            .field("state", &*self.shared.lock())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next job, waiting for one.
+    fn next(&self) -> Job {
+        let mut state = self.lock();
+        loop {
+            if let Some(job) = state.demand.pop_front() {
+                return job;
+            }
+            if state.prefetching < PREFETCH_THREADS_MAX
+                && let Some(job) = state.prefetch.pop_front()
+            {
+                state.prefetching += 1;
+                return job;
+            }
+            state.idle += 1;
+            state = self
+                .work
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+            state.idle -= 1;
+        }
+    }
+
+    fn run(&self) {
+        loop {
+            let job = self.next();
+            let prefetch = job.priority == Priority::Prefetch;
+            let first = usize::from(job.priority == Priority::Again);
+            let object = names::pack(&job.plan.pack);
+            let deadline = Instant::now() + self.patience;
+            let (outcome, spent) = self.origins.fetch(&object, job.plan.range, first, deadline);
+            // Forgotten before it is delivered: whoever gets the segment and loses it again may ask at once.
+            let mut state = self.lock();
+            state.prefetching -= usize::from(prefetch);
+            for digest in job.digests() {
+                state.wanted.remove(&digest);
+            }
+            drop(state);
+            (self.sink)(Delivery {
+                layer: job.layer,
+                plan: job.plan,
+                priority: job.priority,
+                outcome: outcome.map_err(FetchError::from),
+                spent,
+            });
+        }
+    }
+}
+
+impl FetchQueue {
+    /// A queue over `origins` that gives up a range after `patience`.
+    pub fn new(origins: OriginSet, patience: Duration, sink: Sink) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                origins,
+                sink,
+                patience,
+                state: Mutex::new(State::default()),
+                work: Condvar::new(),
+            }),
+        }
+    }
+
+    /// A reader now waits for segments that were asked for as prefetch: their ranges come next, if they still wait.
+    pub fn promote(&self, digests: &[Digest]) {
+        let mut state = self.shared.lock();
+        for digest in digests {
+            state.promote(digest);
+        }
+        drop(state);
+        self.shared.work.notify_all();
+    }
+
+    /// Asks for segments of a layer. Those that are asked for already are left out (and moved forward if a reader now
+    /// waits for them); the others are delivered, range by range, in any order.
+    pub fn push(&self, layer: &Arc<Layer>, indexes: &[usize], priority: Priority) {
+        let mut refused = Vec::new();
+        let mut state = self.shared.lock();
+        let fresh: Vec<usize> = indexes
+            .iter()
+            .copied()
+            .filter(|index| {
+                let segment = layer.manifest.segments.get(*index);
+                segment.is_some_and(|s| state.want(&s.digest(), priority))
+            })
+            .collect();
+        for plan in plan(&layer.placement, fresh, RANGE_BYTES_MAX) {
+            let job = Job {
+                layer: Arc::clone(layer),
+                plan,
+                priority,
+            };
+            let (queue, max) = match priority {
+                Priority::Prefetch => (&mut state.prefetch, PREFETCH_MAX),
+                Priority::Demand | Priority::Again => (&mut state.demand, DEMAND_MAX),
+            };
+            if queue.len() < max {
+                queue.push_back(job);
+            } else {
+                for digest in job.digests() {
+                    state.wanted.remove(&digest);
+                }
+                refused.push(job);
+            }
+        }
+        let waiting = state.demand.len() + state.prefetch.len();
+        let start = waiting
+            .saturating_sub(state.idle)
+            .min(THREADS_MAX.saturating_sub(state.threads));
+        state.threads += start;
+        drop(state);
+        self.shared.work.notify_all();
+        for _ in 0..start {
+            self.start_thread();
+        }
+        for job in refused {
+            (self.shared.sink)(Delivery {
+                layer: job.layer,
+                plan: job.plan,
+                priority,
+                outcome: Err(FetchError::Busy),
+                spent: Spent::default(),
+            });
+        }
+    }
+
+    fn start_thread(&self) {
+        let shared = Arc::clone(&self.shared);
+        let spawned = std::thread::Builder::new()
+            .name("fetch".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || shared.run());
+        if let Err(error) = spawned {
+            tracing::error!(%error, "cannot start a fetch thread");
+            self.shared.lock().threads -= 1;
+        }
+    }
+}
+
+impl State {
+    /// Whether the segment must be queued now: it was not wanted yet. Moves a waiting prefetch forward otherwise.
+    fn want(&mut self, digest: &Digest, priority: Priority) -> bool {
+        if self.wanted.insert(*digest) {
+            return true;
+        }
+        if priority != Priority::Prefetch {
+            self.promote(digest);
+        }
+        false
+    }
+
+    fn promote(&mut self, digest: &Digest) {
+        let holds = |job: &Job| job.digests().any(|d| d == *digest);
+        let at = self.prefetch.iter().position(holds);
+        if let Some(mut job) = at.and_then(|at| self.prefetch.remove(at)) {
+            job.priority = Priority::Demand;
+            self.demand.push_back(job);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::format::manifest::{Blob, FORMAT, Manifest, Totals};
+    use crate::format::placement::{Pack, Placement, Spot};
+    use crate::origin::Origin;
+    use crate::origin::counting::{CountingOrigin, Traffic};
+    use crate::origin::mem::MemOrigin;
+
+    /// A layer of `n` segments of 10 stored bytes in one pack, and the origin that has the pack.
+    fn fixture(n: u64) -> (Arc<Layer>, Arc<dyn Origin>) {
+        let pack_bytes: Vec<u8> = (0..=255)
+            .cycle()
+            .take(usize::try_from(n * 10).unwrap())
+            .collect();
+        let pack = Digest::of(&pack_bytes);
+        let blob = Blob {
+            digest: pack,
+            size: 4096,
+        };
+        let manifest = Manifest {
+            chunks: blob,
+            features_compat: Vec::new(),
+            features_incompat: Vec::new(),
+            format: FORMAT,
+            meta: blob,
+            segments: (0..n)
+                .map(|i| Segment(Digest::of(&i.to_le_bytes()), 4096))
+                .collect(),
+            totals: Totals::default(),
+        };
+        let digest = manifest.layer();
+        let placement = Placement {
+            format: FORMAT,
+            layer: digest,
+            packs: vec![Pack {
+                digest: pack,
+                size: n * 10,
+            }],
+            segments: (0..n).map(|i| Spot(0, i * 10, 10)).collect(),
+        };
+        let origin = MemOrigin::default();
+        origin.replace(&names::pack(&pack), &pack_bytes).unwrap();
+        let layer = Layer {
+            digest,
+            manifest,
+            placement,
+        };
+        (Arc::new(layer), Arc::new(origin))
+    }
+
+    fn queue(origin: Arc<dyn Origin>) -> (FetchQueue, mpsc::Receiver<Delivery>) {
+        let (send, receive) = mpsc::channel();
+        let send = Mutex::new(send);
+        let sink: Sink = Arc::new(move |delivery| {
+            drop(send.lock().unwrap().send(delivery));
+        });
+        let patience = Duration::from_secs(5);
+        (
+            FetchQueue::new(OriginSet::new(vec![origin]), patience, sink),
+            receive,
+        )
+    }
+
+    #[test]
+    fn neighbours_come_in_one_request_each_once() {
+        let (layer, origin) = fixture(50);
+        let traffic = Arc::new(Traffic::default());
+        let origin = Arc::new(CountingOrigin::new(origin, Arc::clone(&traffic)));
+        let (queue, deliveries) = queue(origin);
+        let all: Vec<usize> = (0..50).collect();
+        queue.push(&layer, &all, Priority::Demand);
+        let delivery = deliveries.recv_timeout(Duration::from_secs(10)).unwrap();
+        let bytes = delivery.outcome.unwrap().bytes;
+        let frames: Vec<_> = delivery
+            .plan
+            .split(&bytes)
+            .map(|(p, f)| (p.index, f.unwrap()[0]))
+            .collect();
+        let expected: Vec<_> = (0..50)
+            .map(|i| (i, u8::try_from(i * 10 % 256).unwrap()))
+            .collect();
+        assert_eq!(frames, expected);
+        assert_eq!((traffic.requests(), traffic.bytes()), (1, 500));
+    }
+
+    #[test]
+    fn a_missing_pack_is_delivered_as_a_failure() {
+        let (layer, _) = fixture(3);
+        let (queue, deliveries) = queue(Arc::new(MemOrigin::default()));
+        queue.push(&layer, &[1], Priority::Again);
+        let delivery = deliveries.recv_timeout(Duration::from_secs(10)).unwrap();
+        let error = delivery.outcome.unwrap_err();
+        assert!(
+            matches!(error, FetchError::Origin(OriginError::NotFound { .. })),
+            "{error}"
+        );
+        assert_eq!(delivery.spent.requests, 1);
+    }
+
+    #[test]
+    fn a_reader_moves_a_waiting_prefetch_forward() {
+        let (layer, _) = fixture(4);
+        let job = |index| Job {
+            layer: Arc::clone(&layer),
+            plan: plan(&layer.placement, [index], 1000).remove(0),
+            priority: Priority::Prefetch,
+        };
+        let mut state = State::default();
+        for index in 0..3 {
+            let digest = layer.manifest.segments[index].digest();
+            assert!(state.want(&digest, Priority::Prefetch));
+            state.prefetch.push_back(job(index));
+        }
+        let wanted = layer.manifest.segments[1].digest();
+        assert!(!state.want(&wanted, Priority::Demand));
+        assert_eq!(state.demand[0].plan.parts[0].index, 1);
+        assert_eq!(state.prefetch.len(), 2);
+        state.promote(&wanted);
+        assert_eq!(state.demand.len(), 1);
+    }
+}
