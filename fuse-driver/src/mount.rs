@@ -62,7 +62,8 @@ pub struct FuseMount {
     path: PathBuf,
     shared: Arc<Shared>,
     notifier: Notifier,
-    session: BackgroundSession,
+    /// Ends by itself when the kernel lets go of the mount.
+    _session: BackgroundSession,
 }
 
 impl FuseMount {
@@ -95,7 +96,7 @@ impl FuseMount {
             path: path.to_owned(),
             shared,
             notifier,
-            session,
+            _session: session,
         })
     }
 
@@ -160,11 +161,12 @@ impl FuseMount {
             })
     }
 
-    /// Takes the mount away, also while files are open (they then fail), and waits for the loop to end.
+    /// Takes the mount away from the directory tree, also while files are open: those are served until they are closed or
+    /// the process ends.
     ///
     /// # Errors
     /// [`FuseError::Unmount`] says what the kernel refused.
-    pub fn unmount(self) -> Result<(), FuseError> {
+    pub fn unmount(&self) -> Result<(), FuseError> {
         let failed = |source| FuseError::Unmount {
             path: self.path.clone(),
             source,
@@ -175,8 +177,6 @@ impl FuseMount {
                 return Err(failed(source.into()));
             }
         }
-        // The session ends when the kernel drops the last reference; with files still open that is later than now.
-        drop(self.session);
         Ok(())
     }
 }

@@ -1,2 +1,115 @@
-//! Placeholder.
-fn main() {}
+//! `layerd`: mounts layers whose data stays on an origin until it is read. See `--help`.
+//!
+//! One binary, two processes: the control process is what users start; it starts itself again as the data plane.
+
+mod control;
+mod kernel;
+mod paths;
+mod plane;
+mod protocol;
+mod settings;
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use imgstore::origin::url::OriginUrl;
+use layerd_client::api::DEFAULT_SOCKET;
+use tracing_subscriber::EnvFilter;
+
+use control::ControlConfig;
+use plane::PlaneConfig;
+use settings::{parse_duration, parse_size};
+
+/// Mounts layers whose data stays on an origin until it is read.
+///
+/// Runs in the foreground as root. SIGTERM and SIGINT unmount everything and end; SIGUSR1 ends this process only and
+/// leaves mounts and cached reads alive for the next one (an upgrade). Cached reads also go on if this process is killed.
+#[derive(Debug, Parser)]
+#[command(
+    name = "layerd",
+    version,
+    after_help = "Examples:\n  layerd --origin dir:/srv/layers --cache /var/cache/dsec --socket /run/dsec/layerd.sock\n  layerd --origin http://mirror/layers --origin dir:/mnt/3fs/layers --cache /var/cache/dsec --cache-size 100GiB\n  dsec mount base/debian:12 /mnt        (then, in another terminal)\n\nThe log goes to standard error; DSEC_LOG=debug shows more."
+)]
+struct ControlArgs {
+    /// Where layers are: `dir:/path` or `http(s)://…`. Given several times, they are asked in this order.
+    #[arg(long, required = true, value_name = "ORIGIN")]
+    origin: Vec<OriginUrl>,
+    /// Folder for cached segments, mounts and state.
+    #[arg(long, value_name = "DIR")]
+    cache: PathBuf,
+    /// Socket for `dsec mount` and others.
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    socket: PathBuf,
+    /// Most bytes of cached segments.
+    #[arg(long, value_name = "SIZE", default_value = "20GiB", value_parser = parse_size)]
+    cache_size: u64,
+    /// How long a reader waits for an origin before it gets EIO.
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
+    read_deadline: Duration,
+    /// Decoded segments kept in memory.
+    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_size)]
+    memory: u64,
+}
+
+/// The data plane: started by layerd, not by people.
+#[derive(Debug, Parser)]
+struct PlaneArgs {
+    #[arg(long)]
+    cache: PathBuf,
+    #[arg(long, value_parser = parse_duration)]
+    read_deadline: Duration,
+    #[arg(long, value_parser = parse_size)]
+    memory: u64,
+}
+
+fn start_log() {
+    let filter = EnvFilter::try_from_env("DSEC_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        // A full disk or a reader that went away must not become a failure here.
+        .log_internal_errors(false)
+        .init();
+}
+
+fn report(error: Option<String>) -> ExitCode {
+    match error {
+        None => ExitCode::SUCCESS,
+        Some(error) => {
+            tracing::error!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    start_log();
+    let mut arguments = std::env::args_os();
+    let program = arguments.next();
+    if arguments
+        .next()
+        .is_some_and(|a| a == control::plane::SUBCOMMAND)
+    {
+        let args = PlaneArgs::parse_from(program.into_iter().chain(arguments));
+        let config = PlaneConfig {
+            cache: args.cache,
+            patience: args.read_deadline,
+            memory_bytes_max: args.memory,
+        };
+        return report(plane::run(&config).err().map(|e| e.to_string()));
+    }
+    let args = ControlArgs::parse();
+    let config = ControlConfig {
+        origins: args.origin,
+        cache: args.cache,
+        socket: args.socket,
+        cache_bytes_max: args.cache_size,
+        patience: args.read_deadline,
+        memory_bytes_max: args.memory,
+    };
+    report(control::run(&config).err().map(|e| e.to_string()))
+}

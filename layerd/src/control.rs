@@ -1,0 +1,279 @@
+//! The control process: everything but serving reads.
+//!
+//! It starts in this order: take the cache's lock, take the socket (answering at once), then, in the background, find
+//! or start the data plane, take over mounts, and count the cache. It ends in two ways: SIGTERM or SIGINT unmount
+//! everything and end the data plane; SIGUSR1 leaves both to the next control process (an upgrade).
+
+mod feed;
+mod layers;
+mod link;
+mod metrics;
+mod mounts;
+pub(crate) mod plane;
+mod record;
+mod server;
+mod service;
+mod table;
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use imgstore::fetch::origins::OriginSet;
+use imgstore::origin::counting::{CountingOrigin, Traffic};
+use imgstore::origin::url::OriginUrl;
+use imgstore::origin::{Origin, OriginError};
+use imgstore::store::cache::{CacheError, SegmentCache};
+use rustix::fs::FlockOperation;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::paths::Paths;
+use feed::Feed;
+use layers::LayerStore;
+use mounts::MountService;
+use plane::Starter;
+use service::Service;
+
+/// What layerd is started with.
+#[derive(Debug, Clone)]
+pub(crate) struct ControlConfig {
+    /// Where layers are, in the order in which they are asked.
+    pub(crate) origins: Vec<OriginUrl>,
+    /// The cache's root.
+    pub(crate) cache: PathBuf,
+    /// Where to listen.
+    pub(crate) socket: PathBuf,
+    /// Bytes of segments kept on disk.
+    pub(crate) cache_bytes_max: u64,
+    /// How long a reader waits for an origin.
+    pub(crate) patience: Duration,
+    /// Bytes of plain segments the data plane keeps in memory.
+    pub(crate) memory_bytes_max: u64,
+}
+
+/// Why layerd does not run.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ControlError {
+    #[error("cannot {what} `{path}`: {source}")]
+    Io {
+        what: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("another layerd uses the cache `{0}`; end it or use another `--cache`")]
+    CacheTaken(PathBuf),
+    #[error("another layerd answers at `{0}`; end it or use another `--socket`")]
+    SocketTaken(PathBuf),
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    #[error(transparent)]
+    Origin(#[from] OriginError),
+    #[error(transparent)]
+    Recover(#[from] service::RecoverError),
+}
+
+fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ControlError {
+    let path = path.to_owned();
+    move |source| ControlError::Io { what, path, source }
+}
+
+/// Takes the cache for this process; the lock ends with it.
+fn take_cache(paths: &Paths) -> Result<File, ControlError> {
+    for folder in [
+        paths.root().to_owned(),
+        paths.run(),
+        paths.layer_mounts(),
+        paths.records(),
+    ] {
+        fs::create_dir_all(&folder).map_err(failed("create", &folder))?;
+    }
+    // Below are mounts of whole systems, setuid programs among them: nobody else has a way in.
+    fs::set_permissions(paths.run(), Permissions::from_mode(0o700))
+        .map_err(failed("protect", &paths.run()))?;
+    let path = paths.lock();
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .map_err(failed("open", &path))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            Err(ControlError::CacheTaken(paths.root().to_owned()))
+        }
+        Err(e) => Err(failed("lock", &path)(e.into())),
+    }
+}
+
+/// Listens at `path`. A socket that nobody answers at is a left-over and is replaced.
+fn take_socket(path: &Path) -> Result<UnixListener, ControlError> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(failed("create", folder))?;
+    }
+    match UnixStream::connect(path) {
+        Ok(_) => return Err(ControlError::SocketTaken(path.to_owned())),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+            fs::remove_file(path).map_err(failed("replace", path))?;
+        }
+        Err(e) => return Err(failed("use socket", path)(e)),
+    }
+    let listener = UnixListener::bind(path).map_err(failed("listen at", path))?;
+    fs::set_permissions(path, Permissions::from_mode(0o660)).map_err(failed("protect", path))?;
+    listener
+        .set_nonblocking(true)
+        .map_err(failed("listen at", path))?;
+    Ok(listener)
+}
+
+fn build(config: &ControlConfig, paths: Paths) -> Result<Service, ControlError> {
+    let cache = Arc::new(SegmentCache::open(paths.root(), config.cache_bytes_max)?);
+    let names = Arc::new(Traffic::default());
+    let mut origins: Vec<Arc<dyn Origin>> = Vec::new();
+    let mut counted: Vec<Arc<dyn Origin>> = Vec::new();
+    for url in &config.origins {
+        let origin = url.open()?;
+        counted.push(Arc::new(CountingOrigin::new(
+            Arc::clone(&origin),
+            Arc::clone(&names),
+        )));
+        origins.push(origin);
+    }
+    let layers = Arc::new(LayerStore::new(paths.clone(), OriginSet::new(counted)));
+    let feed = Feed::new(
+        OriginSet::new(origins),
+        config.patience,
+        Arc::clone(&layers),
+        Arc::clone(&cache),
+    );
+    let starter = Starter {
+        paths: paths.clone(),
+        patience: config.patience,
+        memory_bytes_max: config.memory_bytes_max,
+    };
+    Ok(Service {
+        mounts: MountService::new(paths, layers, feed),
+        cache,
+        cache_bytes_max: config.cache_bytes_max,
+        starter,
+        names,
+        counted: std::sync::Mutex::new((0, 0)),
+        ending: AtomicBool::new(false),
+    })
+}
+
+/// How layerd was told to end.
+enum End {
+    /// Unmount everything.
+    Clean,
+    /// Leave mounts and data plane.
+    Leave,
+    /// Recovery failed.
+    Failed(service::RecoverError),
+}
+
+/// Runs until a signal says to end.
+///
+/// # Errors
+/// Says why it cannot run.
+pub(crate) fn run(config: &ControlConfig) -> Result<(), ControlError> {
+    fs::create_dir_all(&config.cache).map_err(failed("create", &config.cache))?;
+    let root = fs::canonicalize(&config.cache).map_err(failed("use", &config.cache))?;
+    let paths = Paths::new(&root);
+    let lock = take_cache(&paths)?;
+    let listener = take_socket(&config.socket)?;
+    let service = Arc::new(build(config, paths)?);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(failed("start the runtime for", &config.socket))?;
+    let ended = runtime.block_on(serve(listener, Arc::clone(&service), config));
+    let result = match ended {
+        Ok(End::Leave) => {
+            tracing::info!("leaving mounts and data plane to the next layerd");
+            service.leave();
+            Ok(())
+        }
+        Ok(End::Clean) => {
+            service.shut_down();
+            Ok(())
+        }
+        Ok(End::Failed(error)) => {
+            service.leave();
+            Err(error.into())
+        }
+        Err(error) => {
+            service.leave();
+            Err(failed("serve", &config.socket)(error))
+        }
+    };
+    fs::remove_file(&config.socket).map_err(failed("remove", &config.socket))?;
+    runtime.shutdown_background();
+    drop(lock);
+    result
+}
+
+async fn serve(
+    listener: UnixListener,
+    service: Arc<Service>,
+    config: &ControlConfig,
+) -> io::Result<End> {
+    let listener = tokio::net::UnixListener::from_std(listener)?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut leave = signal(SignalKind::user_defined1())?;
+    let (failed, failure) = tokio::sync::oneshot::channel();
+    let recovering = Arc::clone(&service);
+    let (locked, lock_held) = tokio::sync::oneshot::channel();
+    std::thread::Builder::new()
+        .name("recover".to_owned())
+        .spawn(move || {
+            let mut guarded = recovering.mounts.lock();
+            if locked.send(()).is_err() {
+                return;
+            }
+            if let Err(error) = recovering.recover(&mut guarded) {
+                drop(failed.send(error));
+                return;
+            }
+            drop(guarded);
+            if let Err(error) = recovering.cache.scan() {
+                tracing::error!(%error, "cannot count the cache; it is bounded by what is added from now on");
+            }
+        })?;
+    // Requests are accepted when they can only queue up behind the recovery.
+    if lock_held.await.is_err() {
+        tracing::error!("recovery did not start");
+    }
+    tracing::info!(socket = %config.socket.display(), cache = %config.cache.display(), "layerd listens");
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let serving = tokio::spawn(server::serve(listener, service, async move {
+        // Also when the sender is dropped.
+        drop(stopped.await);
+    }));
+    let failure = async {
+        match failure.await {
+            Ok(error) => error,
+            // Recovery went well and dropped its end.
+            Err(_) => std::future::pending().await,
+        }
+    };
+    let end = tokio::select! {
+        _ = terminate.recv() => End::Clean,
+        _ = interrupt.recv() => End::Clean,
+        _ = leave.recv() => End::Leave,
+        error = failure => End::Failed(error),
+    };
+    drop(stop);
+    match serving.await {
+        Ok(served) => served.map(|()| end),
+        Err(error) => Err(io::Error::other(error)),
+    }
+}

@@ -1,0 +1,232 @@
+//! From wishes of the data plane to frames: fetch, hand over, then keep.
+//!
+//! A frame goes to the data plane before it is written to the cache: the reader waits for the first, not for the second.
+//! Neither is verified here. When a pack is gone, the placement is read again once, for it may have moved.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use imgstore::fetch::origins::OriginSet;
+use imgstore::fetch::queue::{Delivery, FetchError, FetchQueue, Priority};
+use imgstore::ids::{Digest, to_u64};
+use imgstore::origin::OriginError;
+use imgstore::store::cache::SegmentCache;
+use imgstore::store::layer::Layer;
+use layerd_client::api::Counters;
+
+use super::layers::LayerStore;
+use super::link::PlaneLink;
+use crate::protocol::{Provenance, ToControl, ToData};
+
+/// A cache that cannot be written is reported this often.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+
+/// What deliveries are done with.
+#[derive(Debug)]
+struct Target {
+    layers: Arc<LayerStore>,
+    cache: Arc<SegmentCache>,
+    plane: Mutex<Option<Arc<PlaneLink>>>,
+    warned: Mutex<Option<Instant>>,
+    unwarned: AtomicU64,
+}
+
+/// See the head of this file.
+#[derive(Debug, Clone)]
+pub(crate) struct Feed {
+    target: Arc<Target>,
+    queue: FetchQueue,
+}
+
+impl Feed {
+    /// Fetches from `origins`, at most `patience` long for a range.
+    pub(crate) fn new(
+        origins: OriginSet,
+        patience: Duration,
+        layers: Arc<LayerStore>,
+        cache: Arc<SegmentCache>,
+    ) -> Self {
+        let target = Arc::new(Target {
+            layers,
+            cache,
+            plane: Mutex::new(None),
+            warned: Mutex::new(None),
+            unwarned: AtomicU64::new(0),
+        });
+        let sink = Arc::clone(&target);
+        let queue = FetchQueue::new(
+            origins,
+            patience,
+            Arc::new(move |delivery| sink.deliver(&delivery)),
+        );
+        Self { target, queue }
+    }
+
+    /// Frames go to this data plane from now on.
+    pub(crate) fn set_plane(&self, plane: Option<Arc<PlaneLink>>) {
+        *self.target.plane() = plane;
+    }
+
+    /// The data plane that lives now.
+    pub(crate) fn plane(&self) -> Option<Arc<PlaneLink>> {
+        self.target.plane().clone()
+    }
+
+    /// Counts what no layer did.
+    pub(crate) fn count(&self, counters: Counters) {
+        self.target.count(None, counters);
+    }
+
+    /// Does what the data plane wishes.
+    pub(crate) fn wish(&self, message: ToControl) {
+        match message {
+            ToControl::Need {
+                layer,
+                first,
+                count,
+                prefetch,
+            } => {
+                let indexes: Vec<usize> = (first..first.saturating_add(count)).collect();
+                let priority = if prefetch {
+                    Priority::Prefetch
+                } else {
+                    Priority::Demand
+                };
+                self.need(layer, indexes, priority);
+            }
+            ToControl::Again { layer, index } => self.need(layer, vec![index], Priority::Again),
+            ToControl::Promote { digest } => self.queue.promote(&[digest]),
+            ToControl::Used { digests } => self.target.cache.touch(&digests),
+            ToControl::Welcome { .. } | ToControl::Done { .. } => {
+                tracing::warn!("the data plane said something out of turn");
+            }
+        }
+    }
+
+    fn need(&self, digest: Digest, indexes: Vec<usize>, priority: Priority) {
+        if let Some(layer) = self.target.layers.get(&digest) {
+            self.queue.push(&layer, &indexes, priority);
+            return;
+        }
+        // After a restart: the layer is on disk, or at the origin. Not on this thread, which listens.
+        let feed = self.clone();
+        let spawned = std::thread::Builder::new()
+            .name("load-layer".to_owned())
+            .spawn(move || match feed.target.layers.load(&digest) {
+                Ok(layer) => feed.queue.push(&layer, &indexes, priority),
+                Err(error) => {
+                    tracing::error!(layer = %digest, %error, "segments of an unknown layer are needed");
+                }
+            });
+        if let Err(error) = spawned {
+            tracing::error!(%error, "cannot start a thread to load a layer");
+        }
+    }
+}
+
+impl Target {
+    fn plane(&self) -> MutexGuard<'_, Option<Arc<PlaneLink>>> {
+        self.plane.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send(&self, message: &ToData, bytes: &[u8]) {
+        let plane = self.plane().clone();
+        if let Some(plane) = plane {
+            plane.send(message, bytes);
+        }
+    }
+
+    fn count(&self, layer: Option<Digest>, counters: Counters) {
+        let counters = Box::new(counters);
+        self.send(&ToData::Count { layer, counters }, &[]);
+    }
+
+    fn deliver(&self, delivery: &Delivery) {
+        let layer = &delivery.layer;
+        self.count(
+            Some(layer.digest),
+            Counters {
+                remote_requests: delivery.spent.requests,
+                remote_bytes: delivery.spent.bytes,
+                retries: delivery.spent.retries,
+                ..Counters::default()
+            },
+        );
+        match &delivery.outcome {
+            Ok(fetched) => self.hand_over(delivery, &fetched.bytes, &fetched.origin),
+            Err(error) => self.refuse(delivery, error),
+        }
+    }
+
+    fn hand_over(&self, delivery: &Delivery, bytes: &[u8], origin: &str) {
+        let layer = &delivery.layer;
+        let frames: Vec<(Digest, u64, &[u8])> = delivery
+            .plan
+            .split(bytes)
+            .filter_map(|(part, frame)| {
+                let segment = layer.manifest.segments.get(part.index)?;
+                Some((segment.digest(), part.offset, frame?))
+            })
+            .collect();
+        for (digest, offset, frame) in &frames {
+            let from = Provenance {
+                origin: origin.to_owned(),
+                pack: delivery.plan.pack,
+                offset: *offset,
+            };
+            let digest = *digest;
+            self.send(&ToData::Frame { digest, from }, frame);
+        }
+        let mut written = Counters::default();
+        for (digest, _, frame) in &frames {
+            match self.cache.put(digest, frame) {
+                Ok(()) => written.cache_write_bytes += to_u64(frame.len()),
+                Err(error) => {
+                    written.cache_write_failures += 1;
+                    self.warn(&error);
+                }
+            }
+        }
+        self.count(Some(layer.digest), written);
+    }
+
+    /// Says once a minute that segments are not kept.
+    fn warn(&self, error: &imgstore::store::cache::CacheError) {
+        self.unwarned.fetch_add(1, Ordering::Relaxed);
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned.is_none_or(|at| at.elapsed() >= WARN_EVERY) {
+            *warned = Some(Instant::now());
+            let segments = self.unwarned.swap(0, Ordering::Relaxed);
+            tracing::warn!(%error, segments, "segments are served without being cached");
+        }
+    }
+
+    fn refuse(&self, delivery: &Delivery, error: &FetchError) {
+        let layer = &delivery.layer;
+        let indexes = delivery.plan.parts.iter().map(|part| part.index);
+        let digests = |layer: &Layer| -> Vec<Digest> {
+            let segment = |index: usize| layer.manifest.segments.get(index).map(|s| s.digest());
+            indexes.clone().filter_map(segment).collect()
+        };
+        if matches!(error, FetchError::Origin(OriginError::NotFound { .. })) {
+            // The packs may have been rewritten. What readers wait for is asked for again by the next read.
+            match self.layers.refresh(layer) {
+                Ok(new) if new.placement != layer.placement => {
+                    tracing::info!(layer = %layer.digest, "the layer's packs have moved");
+                }
+                Ok(_) => {}
+                Err(error) => tracing::warn!(%error, "cannot read a placement again"),
+            }
+        }
+        tracing::error!(layer = %layer.digest, pack = %delivery.plan.pack, offset = delivery.plan.range.start,
+            len = delivery.plan.range.len, %error, "segments cannot be fetched");
+        self.send(
+            &ToData::NoFrame {
+                digests: digests(layer),
+                reason: error.to_string(),
+            },
+            &[],
+        );
+    }
+}

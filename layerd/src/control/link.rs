@@ -1,0 +1,214 @@
+//! The control process's end of the connection to the data plane.
+//!
+//! Messages are written under a lock by whoever has one; answers to requests find their sender by id. When the connection
+//! ends, everybody who waits is told.
+
+use std::collections::HashMap;
+use std::io::{self, BufReader};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use imgstore::ids::Digest;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::protocol::{
+    Failure, PlaneStats, ToControl, ToData, VERSION, read_message, write_message,
+};
+
+/// How long the data plane may take for a request. Adding a layer reads its metadata once.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long it may take to say its name.
+const WELCOME_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why the data plane did not do something.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LinkError {
+    #[error("the data plane is gone: {0}")]
+    Gone(String),
+    #[error("the data plane did not answer within {} s", ANSWER_TIMEOUT.as_secs())]
+    Silent,
+    #[error(
+        "the data plane speaks version {found} of the protocol, this layerd version {VERSION}: stop it (`kill {pid}`), mounts then fail and must be made again"
+    )]
+    Version { found: u32, pid: u32 },
+    #[error("{}", .0.message)]
+    Refused(Failure),
+}
+
+type Answer = (Option<Failure>, Option<Box<PlaneStats>>);
+
+/// See the head of this file.
+#[derive(Debug)]
+pub(crate) struct PlaneLink {
+    pub(crate) pid: u32,
+    /// What it served when we connected.
+    pub(crate) layers: Vec<Digest>,
+    /// The process itself, taken while it certainly lived, so that its number is not somebody else's by now.
+    pub(crate) process: Option<OwnedFd>,
+    writer: Mutex<UnixStream>,
+    waiting: Mutex<Option<HashMap<u64, SyncSender<Answer>>>>,
+    next_id: AtomicU64,
+}
+
+/// The reading half, until somebody listens.
+#[derive(Debug)]
+pub(crate) struct PlaneReader(BufReader<UnixStream>);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl PlaneLink {
+    /// Connects to the data plane at `socket`; `None` when nobody listens there.
+    ///
+    /// # Errors
+    /// When somebody listens who is not our data plane.
+    pub(crate) fn connect(socket: &Path) -> Result<Option<(Self, PlaneReader)>, LinkError> {
+        let gone = |e: io::Error| LinkError::Gone(e.to_string());
+        let mut stream = match UnixStream::connect(socket) {
+            Ok(stream) => stream,
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+                ) =>
+            {
+                return Ok(None);
+            }
+            Err(e) => return Err(gone(e)),
+        };
+        write_message(&mut stream, &ToData::Hello { version: VERSION }, &[]).map_err(gone)?;
+        let mut reader = BufReader::with_capacity(8 << 10, stream.try_clone().map_err(gone)?);
+        stream
+            .set_read_timeout(Some(WELCOME_TIMEOUT))
+            .map_err(gone)?;
+        let welcome = read_message(&mut reader).map_err(gone)?;
+        stream.set_read_timeout(None).map_err(gone)?;
+        let Some((
+            ToControl::Welcome {
+                version,
+                pid,
+                layers,
+            },
+            _,
+        )) = welcome
+        else {
+            return Err(LinkError::Gone("it gave no welcome".to_owned()));
+        };
+        if version != VERSION {
+            return Err(LinkError::Version {
+                found: version,
+                pid,
+            });
+        }
+        let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let link = Self {
+            pid,
+            layers,
+            process: process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()),
+            writer: Mutex::new(stream),
+            waiting: Mutex::new(Some(HashMap::new())),
+            next_id: AtomicU64::new(1),
+        };
+        Ok(Some((link, PlaneReader(reader))))
+    }
+
+    /// Hands every message that is not an answer to `wish`, until the connection ends.
+    pub(crate) fn listen(&self, reader: PlaneReader, wish: impl Fn(ToControl)) {
+        let mut reader = reader.0;
+        loop {
+            match read_message(&mut reader) {
+                Ok(Some((ToControl::Done { id, failure, stats }, _))) => {
+                    let sender = lock(&self.waiting).as_mut().and_then(|w| w.remove(&id));
+                    // Nobody may wait any more: it took too long.
+                    if let Some(sender) = sender
+                        && sender.send((failure, stats)).is_err()
+                    {
+                        tracing::debug!(id, "an answer came too late");
+                    }
+                }
+                Ok(Some((message, _))) => wish(message),
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::warn!(%error, "the data plane's connection broke");
+                    break;
+                }
+            }
+        }
+        // Dropping the senders wakes whoever waits.
+        lock(&self.waiting).take();
+    }
+
+    /// Sends a message that has no answer. A failure is the reader's to notice: the connection ends.
+    pub(crate) fn send(&self, message: &ToData, bytes: &[u8]) {
+        if let Err(error) = write_message(&mut *lock(&self.writer), message, bytes) {
+            tracing::debug!(%error, "the data plane does not listen");
+        }
+    }
+
+    fn ask(&self, message: impl FnOnce(u64) -> ToData) -> Result<Answer, LinkError> {
+        let gone = || LinkError::Gone("its connection ended".to_owned());
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let (send, receive) = mpsc::sync_channel(1);
+        lock(&self.waiting)
+            .as_mut()
+            .ok_or_else(gone)?
+            .insert(id, send);
+        self.send(&message(id), &[]);
+        match receive.recv_timeout(ANSWER_TIMEOUT) {
+            Ok(answer) => Ok(answer),
+            Err(RecvTimeoutError::Disconnected) => Err(gone()),
+            Err(RecvTimeoutError::Timeout) => {
+                if let Some(waiting) = lock(&self.waiting).as_mut() {
+                    waiting.remove(&id);
+                }
+                Err(LinkError::Silent)
+            }
+        }
+    }
+
+    fn command(&self, message: impl FnOnce(u64) -> ToData) -> Result<(), LinkError> {
+        let (failure, _) = self.ask(message)?;
+        failure.map_or(Ok(()), |failure| Err(LinkError::Refused(failure)))
+    }
+
+    /// Serve this layer.
+    ///
+    /// # Errors
+    /// [`LinkError::Refused`] with the data plane's reason.
+    pub(crate) fn add_image(&self, layer: Digest) -> Result<(), LinkError> {
+        self.command(|id| ToData::AddImage { id, layer })
+    }
+
+    /// Serve this layer no more.
+    ///
+    /// # Errors
+    /// [`LinkError::Refused`] with the data plane's reason.
+    pub(crate) fn remove_image(&self, layer: Digest) -> Result<(), LinkError> {
+        self.command(|id| ToData::RemoveImage { id, layer })
+    }
+
+    /// All counters.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub(crate) fn stats(&self) -> Result<PlaneStats, LinkError> {
+        let (_, stats) = self.ask(|id| ToData::Stats { id })?;
+        stats
+            .map(|stats| *stats)
+            .ok_or_else(|| LinkError::Gone("it sent no statistics".to_owned()))
+    }
+
+    /// Unmount and end.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub(crate) fn exit(&self) -> Result<(), LinkError> {
+        self.command(|id| ToData::Exit { id })
+    }
+}

@@ -1,0 +1,520 @@
+//! Mounting and unmounting compositions.
+//!
+//! One EROFS mount a layer, at `CACHE/run/layers/<digest>`, however many compositions use it; a composition is an overlay
+//! over those, or, of one layer read-only, another view of that mount. One lock orders everything that changes
+//! mounts; names are resolved and descriptions fetched outside of it. Nothing under the lock waits for an origin.
+
+use std::fs;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use imgstore::ids::{Digest, IdError, LayerRef};
+use imgstore::origin::OriginError;
+use imgstore::store::layer::{Layer, LayerError};
+use layerd_client::api::{ApiError, ErrorKind, Mount, MountRequest, MountState};
+
+use super::feed::Feed;
+use super::layers::{LayerStore, LayersError};
+use super::link::{LinkError, PlaneLink};
+use super::record::{RecordError, Records};
+use super::table::Table;
+use crate::kernel::mount::{self, MountError, Upper};
+use crate::kernel::mountinfo::MountInfo;
+use crate::paths::Paths;
+
+/// Most layers of one composition: the kernel's limit for an overlay.
+const LAYERS_MAX: usize = 500;
+
+/// Whether EROFS reads the FUSE file past the page cache of that file, see `docs/decisions`.
+const DIRECT_IO: bool = true;
+
+/// Why a composition could not be mounted or unmounted.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MountsError {
+    #[error("{0}")]
+    Request(String),
+    #[error(transparent)]
+    Name(#[from] IdError),
+    #[error("`{mountpoint}` is a composition already; `dsec umount {mountpoint}` takes it away")]
+    Taken { mountpoint: PathBuf },
+    #[error("nothing of this layerd is mounted at `{0}`; `dsec mounts` lists what is")]
+    NotMounted(PathBuf),
+    #[error("`{0}` is in use; end what uses it (`fuser -vm {0}` lists it) and try again")]
+    Busy(PathBuf),
+    #[error("layerd is starting or ending its data plane; try again")]
+    NoPlane,
+    #[error("layerd is shutting down")]
+    Closed,
+    #[error(transparent)]
+    Layers(#[from] LayersError),
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    #[error("cannot {what} `{path}`: {source}")]
+    Io {
+        what: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl MountsError {
+    fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { what, path, source }
+    }
+
+    /// What the caller can do about it.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Request(_) | Self::Name(_) => ErrorKind::Invalid,
+            Self::Taken { .. } | Self::Busy(_) => ErrorKind::Conflict,
+            Self::NotMounted(_) => ErrorKind::NotFound,
+            Self::NoPlane | Self::Closed | Self::Link(LinkError::Gone(_) | LinkError::Silent) => {
+                ErrorKind::Unavailable
+            }
+            Self::Link(LinkError::Refused(failure)) => failure.kind,
+            Self::Layers(LayersError::Layer(error)) => match error {
+                LayerError::NoLayer { .. } | LayerError::Origin(OriginError::NotFound { .. }) => {
+                    ErrorKind::NotFound
+                }
+                LayerError::Damaged { .. } => ErrorKind::Corrupt,
+                _ => ErrorKind::Unavailable,
+            },
+            Self::Layers(LayersError::Io { .. })
+            | Self::Link(LinkError::Version { .. })
+            | Self::Mount(_)
+            | Self::Record(_)
+            | Self::Io { .. } => ErrorKind::Internal,
+        }
+    }
+}
+
+impl From<MountsError> for ApiError {
+    fn from(error: MountsError) -> Self {
+        Self {
+            kind: error.kind(),
+            message: error.to_string(),
+        }
+    }
+}
+
+/// What the lock protects.
+#[derive(Debug, Default)]
+pub(crate) struct Guarded {
+    pub(crate) table: Table,
+    /// Set for good when everything is being unmounted.
+    closed: bool,
+}
+
+/// See the head of this file.
+#[derive(Debug)]
+pub(crate) struct MountService {
+    pub(crate) paths: Paths,
+    pub(crate) layers: Arc<LayerStore>,
+    pub(crate) feed: Feed,
+    records: Records,
+    guarded: Mutex<Guarded>,
+}
+
+impl MountService {
+    pub(crate) fn new(paths: Paths, layers: Arc<LayerStore>, feed: Feed) -> Self {
+        Self {
+            records: Records::new(paths.records()),
+            paths,
+            layers,
+            feed,
+            guarded: Mutex::new(Guarded::default()),
+        }
+    }
+
+    /// The lock. Whoever starts or ends a data plane holds it meanwhile.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Guarded> {
+        self.guarded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn plane(&self) -> Result<Arc<PlaneLink>, MountsError> {
+        self.feed.plane().ok_or(MountsError::NoPlane)
+    }
+
+    /// Mounts a composition; a dead one at the same place is replaced.
+    ///
+    /// # Errors
+    /// Says what is wrong with the request, the origin, the kernel or the disk. Nothing is left behind.
+    pub(crate) fn mount(&self, request: &MountRequest) -> Result<Mount, MountsError> {
+        let mountpoint = check_mountpoint(&request.mountpoint)?;
+        if request.refs.is_empty() || request.refs.len() > LAYERS_MAX {
+            return Err(MountsError::Request(format!(
+                "a composition has 1 to {LAYERS_MAX} layers, not {}",
+                request.refs.len()
+            )));
+        }
+        let mut layers = Vec::with_capacity(request.refs.len());
+        for reference in &request.refs {
+            let reference: LayerRef = reference.parse()?;
+            let layer = self.layers.load(&self.layers.resolve(&reference)?)?;
+            self.layers.ensure_meta(&layer)?;
+            layers.push(layer);
+        }
+        let id = fresh_id(&mountpoint);
+        let mount = Mount {
+            id: id.clone(),
+            refs: request.refs.clone(),
+            layers: layers.iter().map(|layer| layer.digest.to_hex()).collect(),
+            mountpoint: mountpoint.clone(),
+            rw: request.rw,
+            upper: request.rw.then(|| self.paths.rw(&id).join("upper")),
+            state: MountState::Alive,
+        };
+        let mut guarded = self.lock();
+        if guarded.closed {
+            return Err(MountsError::Closed);
+        }
+        match guarded.table.at(&mountpoint).map(|old| old.state) {
+            Some(MountState::Alive) => return Err(MountsError::Taken { mountpoint }),
+            Some(MountState::Dead) => self.clear_dead(&mut guarded, &mountpoint)?,
+            None => {}
+        }
+        let made = self
+            .mount_layers(&guarded, &layers)
+            .and_then(|()| self.compose(&mount));
+        if let Err(error) = made {
+            self.free_unused(&guarded, layers.iter().map(|layer| layer.digest));
+            return Err(error);
+        }
+        guarded.table.insert(mount.clone());
+        if let Err(error) = self.records.put(&mount) {
+            tracing::error!(%error, "this mount will not be adopted after a restart");
+        }
+        Ok(mount)
+    }
+
+    /// Takes a dead composition away, so that another can take its place.
+    fn clear_dead(&self, guarded: &mut Guarded, mountpoint: &Path) -> Result<(), MountsError> {
+        let id = guarded.table.at(mountpoint).map(|old| old.id.clone());
+        if self.is_ours(mountpoint)? {
+            mount::detach(mountpoint)?;
+        }
+        guarded.table.remove(mountpoint);
+        if let Some(id) = id {
+            self.records.remove(&id)?;
+            self.clear_upper(&id);
+        }
+        Ok(())
+    }
+
+    /// Whether what is seen at `mountpoint` is one of our compositions.
+    fn is_ours(&self, mountpoint: &Path) -> Result<bool, MountsError> {
+        let info = MountInfo::read()
+            .map_err(MountsError::io("read", Path::new("/proc/self/mountinfo")))?;
+        Ok(info.at(mountpoint).is_some_and(|seen| self.shows(seen)))
+    }
+
+    fn shows(&self, seen: &crate::kernel::mountinfo::Mounted) -> bool {
+        match &*seen.kind {
+            "erofs" => seen.source.starts_with(self.paths.fuse()),
+            "overlay" => seen.source.to_str().is_some_and(|s| s.starts_with("dsec-")),
+            _ => false,
+        }
+    }
+
+    /// Makes sure that every layer has its EROFS mount.
+    fn mount_layers(&self, guarded: &Guarded, layers: &[Arc<Layer>]) -> Result<(), MountsError> {
+        let plane = self.plane()?;
+        for layer in layers {
+            if guarded.table.uses(&layer.digest) {
+                continue;
+            }
+            let target = self.paths.layer_mount(&layer.digest);
+            fs::create_dir_all(&target).map_err(MountsError::io("create", &target))?;
+            let info = MountInfo::read()
+                .map_err(MountsError::io("read", Path::new("/proc/self/mountinfo")))?;
+            if info.at(&target).is_some() {
+                // The same layer twice in one composition.
+                continue;
+            }
+            self.add_image(&plane, layer)?;
+            let source = self.paths.fuse().join(layer.digest.to_hex());
+            mount::erofs(&source, &target, DIRECT_IO)?;
+        }
+        Ok(())
+    }
+
+    /// Has the data plane serve a layer; damaged local files are fetched again once.
+    fn add_image(&self, plane: &PlaneLink, layer: &Layer) -> Result<(), MountsError> {
+        match plane.add_image(layer.digest) {
+            Err(LinkError::Refused(failure)) if failure.kind == ErrorKind::Corrupt => {
+                tracing::warn!(layer = %layer.digest, reason = failure.message, "fetching a damaged description again");
+                self.layers.drop_files(&layer.digest)?;
+                let layer = self.layers.load(&layer.digest)?;
+                self.layers.ensure_meta(&layer)?;
+                Ok(plane.add_image(layer.digest)?)
+            }
+            added => Ok(added?),
+        }
+    }
+
+    fn compose(&self, mount: &Mount) -> Result<(), MountsError> {
+        let mut lowers: Vec<PathBuf> = mount
+            .layers
+            .iter()
+            .rev()
+            .map(|layer| self.paths.layer_mounts().join(layer))
+            .collect();
+        // The overlay refuses the same lower twice, and the upper one of the two decides anyway.
+        let mut seen = std::collections::HashSet::new();
+        lowers.retain(|lower| seen.insert(lower.clone()));
+        if let ([only], None) = (&*lowers, &mount.upper) {
+            return Ok(mount::bind(only, &mount.mountpoint)?);
+        }
+        let upper = match &mount.upper {
+            Some(upper) => {
+                let work = self.paths.rw(&mount.id).join("work");
+                for folder in [upper, &work] {
+                    fs::create_dir_all(folder).map_err(MountsError::io("create", folder))?;
+                }
+                copy_root_attributes(lowers.first(), upper)?;
+                Some(Upper {
+                    upper: upper.clone(),
+                    work,
+                })
+            }
+            None => None,
+        };
+        let name = format!("dsec-{}", mount.id);
+        Ok(mount::overlay(
+            &name,
+            &lowers,
+            upper.as_ref(),
+            &mount.mountpoint,
+        )?)
+    }
+
+    /// Unmounts and stops serving those of these layers that no composition uses.
+    fn free_unused(&self, guarded: &Guarded, layers: impl IntoIterator<Item = Digest>) {
+        for layer in layers {
+            if guarded.table.uses(&layer) {
+                continue;
+            }
+            let target = self.paths.layer_mount(&layer);
+            if let Err(error) = mount::umount(&target)
+                && fs::exists(&target).unwrap_or(true)
+            {
+                tracing::debug!(%error, "detaching instead");
+                if let Err(error) = mount::detach(&target) {
+                    tracing::debug!(%error, "was not mounted");
+                }
+            }
+            if let Err(error) = fs::remove_dir(&target)
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                tracing::warn!(path = %target.display(), %error, "cannot remove a mount point");
+            }
+            self.layers.unload(&layer);
+            if let Some(plane) = self.feed.plane()
+                && let Err(error) = plane.remove_image(layer)
+            {
+                tracing::warn!(%layer, %error, "a layer is still served");
+            }
+        }
+    }
+
+    /// Removes the scratch folder of a composition, and its upper directory if nothing was written there. What was
+    /// written stays: it is the user's.
+    fn clear_upper(&self, id: &str) {
+        let folder = self.paths.rw(id);
+        let remove = || {
+            fs::remove_dir_all(folder.join("work"))?;
+            fs::remove_dir(folder.join("upper"))?;
+            fs::remove_dir(&folder)
+        };
+        match remove() {
+            Err(error)
+                if !matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty
+                ) =>
+            {
+                tracing::warn!(path = %folder.display(), %error, "cannot clear the upper directory");
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes a composition away; what it was. What was written into it stays in its upper directory.
+    ///
+    /// # Errors
+    /// [`MountsError::Busy`] while somebody uses it; it stays whole then.
+    pub(crate) fn umount(&self, mountpoint: &Path) -> Result<Mount, MountsError> {
+        let mut guarded = self.lock();
+        let found = guarded.table.at(mountpoint).cloned();
+        let found = match found {
+            Some(found) => found,
+            None => {
+                let real = fs::canonicalize(mountpoint).ok();
+                real.and_then(|real| guarded.table.at(&real).cloned())
+                    .ok_or_else(|| MountsError::NotMounted(mountpoint.to_owned()))?
+            }
+        };
+        if self.is_ours(&found.mountpoint)? {
+            let gone = if found.state == MountState::Dead {
+                mount::detach(&found.mountpoint)
+            } else {
+                mount::umount(&found.mountpoint)
+            };
+            match gone {
+                Err(error) if error.is_busy() => {
+                    return Err(MountsError::Busy(found.mountpoint));
+                }
+                gone => gone?,
+            }
+        }
+        self.forget(&mut guarded, &found);
+        Ok(found)
+    }
+
+    fn forget(&self, guarded: &mut Guarded, mount: &Mount) {
+        let freed = guarded.table.remove(&mount.mountpoint);
+        self.free_unused(guarded, freed);
+        if let Err(error) = self.records.remove(&mount.id) {
+            tracing::warn!(%error, "a record outlives its mount");
+        }
+        self.clear_upper(&mount.id);
+    }
+
+    /// All compositions.
+    pub(crate) fn all(&self) -> Vec<Mount> {
+        self.lock().table.all()
+    }
+
+    /// Takes over what an earlier control process left. `served`: the layers of a data plane that still lives; `None`: it
+    /// died or there was none.
+    ///
+    /// # Errors
+    /// When `/proc` or the records cannot be read.
+    pub(crate) fn adopt(
+        &self,
+        guarded: &mut Guarded,
+        served: Option<&[Digest]>,
+    ) -> Result<(), MountsError> {
+        let info = MountInfo::read()
+            .map_err(MountsError::io("read", Path::new("/proc/self/mountinfo")))?;
+        for mut mount in self.records.all()? {
+            let there = info
+                .at(&mount.mountpoint)
+                .is_some_and(|seen| self.shows(seen));
+            if !there {
+                tracing::info!(mountpoint = %mount.mountpoint.display(), "a composition was unmounted meanwhile");
+                self.records.remove(&mount.id)?;
+                self.clear_upper(&mount.id);
+                continue;
+            }
+            let alive = served.is_some_and(|served| {
+                let parsed = mount.layers.iter().map(|layer| layer.parse::<Digest>());
+                parsed
+                    .into_iter()
+                    .all(|l| l.is_ok_and(|l| served.contains(&l)))
+            });
+            mount.state = if alive {
+                MountState::Alive
+            } else {
+                MountState::Dead
+            };
+            guarded.table.insert(mount);
+        }
+        match served {
+            Some(served) => self.free_unused(guarded, served.iter().copied()),
+            None => self.clear_layer_mounts(&info),
+        }
+        Ok(())
+    }
+
+    /// Detaches every mount of a data plane that is gone.
+    fn clear_layer_mounts(&self, info: &MountInfo) {
+        for seen in info.below(&self.paths.run()) {
+            if let Err(error) = mount::detach(&seen.path) {
+                tracing::warn!(%error, "a dead mount stays");
+            }
+            if seen.path.starts_with(self.paths.layer_mounts())
+                && let Err(error) = fs::remove_dir(&seen.path)
+            {
+                tracing::debug!(path = %seen.path.display(), %error, "mount point stays");
+            }
+        }
+    }
+
+    /// The data plane died: everything that is mounted is dead.
+    pub(crate) fn bury(&self, guarded: &mut Guarded) {
+        guarded.table.kill_all();
+        match MountInfo::read() {
+            Ok(info) => self.clear_layer_mounts(&info),
+            Err(error) => tracing::error!(%error, "cannot read /proc/self/mountinfo"),
+        }
+    }
+
+    /// Unmounts everything, for good. What is in use is detached: it disappears when its user ends.
+    pub(crate) fn close(&self) {
+        let mut guarded = self.lock();
+        guarded.closed = true;
+        for found in guarded.table.all() {
+            let ours = self.is_ours(&found.mountpoint).unwrap_or(false);
+            if ours
+                && let Err(error) =
+                    mount::umount(&found.mountpoint).or_else(|_| mount::detach(&found.mountpoint))
+            {
+                tracing::error!(%error, "a composition stays mounted");
+            }
+            self.forget(&mut guarded, &found);
+        }
+    }
+
+    /// No mount or unmount begins any more, and none is going on.
+    pub(crate) fn freeze(&self) {
+        self.lock().closed = true;
+    }
+
+    /// Whether [`MountService::close`] or [`MountService::freeze`] was called.
+    pub(crate) fn is_closed(guarded: &Guarded) -> bool {
+        guarded.closed
+    }
+}
+
+/// The mountpoint as the kernel will show it.
+fn check_mountpoint(mountpoint: &Path) -> Result<PathBuf, MountsError> {
+    if !mountpoint.is_absolute() {
+        return Err(MountsError::Request(format!(
+            "mountpoint `{}` must be an absolute path",
+            mountpoint.display()
+        )));
+    }
+    let real =
+        fs::canonicalize(mountpoint).map_err(MountsError::io("use mountpoint", mountpoint))?;
+    if !real.is_dir() {
+        return Err(MountsError::Request(format!(
+            "mountpoint `{}` is not a directory",
+            real.display()
+        )));
+    }
+    Ok(real)
+}
+
+/// An id that no composition of this cache had: 64 random bits.
+fn fresh_id(mountpoint: &Path) -> String {
+    format!("{:016x}", RandomState::new().hash_one(mountpoint))
+}
+
+/// The root of an overlay has the attributes of its upper directory: those of the top layer's root.
+fn copy_root_attributes(lower: Option<&PathBuf>, upper: &Path) -> Result<(), MountsError> {
+    use std::os::unix::fs::{MetadataExt, chown};
+    let Some(lower) = lower else { return Ok(()) };
+    let meta = fs::metadata(lower).map_err(MountsError::io("read", lower))?;
+    chown(upper, Some(meta.uid()), Some(meta.gid()))
+        .and_then(|()| fs::set_permissions(upper, meta.permissions()))
+        .map_err(MountsError::io("set attributes of", upper))
+}

@@ -1,0 +1,83 @@
+//! Where things are below the cache's root. Written down once.
+//!
+//! ```text
+//! CACHE/lock                      held by the control process
+//! CACHE/segments, CACHE/tmp       cached frames (imgstore::store::cache)
+//! CACHE/layers/<digest>/          manifest.json, placement.json, meta.erofs of layers that were mounted
+//! CACHE/rw/<id>/{upper,work}      what was written into a composition
+//! CACHE/run/data-plane.sock       the data plane listens here
+//! CACHE/run/fuse/                 the FUSE mount, one file a layer
+//! CACHE/run/layers/<digest>/      one EROFS mount a layer
+//! CACHE/run/mounts/<id>.json      one record a composition
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use imgstore::ids::Digest;
+
+/// Name of a layer's manifest in its folder.
+pub(crate) const MANIFEST: &str = "manifest.json";
+/// Name of a layer's placement.
+pub(crate) const PLACEMENT: &str = "placement.json";
+/// Name of a layer's metadata image.
+pub(crate) const META: &str = "meta.erofs";
+
+/// The cache's root, and all that is found from it.
+#[derive(Debug, Clone)]
+pub(crate) struct Paths {
+    root: PathBuf,
+}
+
+impl Paths {
+    /// Below an absolute `root`.
+    pub(crate) fn new(root: &Path) -> Self {
+        Self {
+            root: root.to_owned(),
+        }
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn lock(&self) -> PathBuf {
+        self.root.join("lock")
+    }
+
+    /// Folder of everything that lasts only as long as mounts do.
+    pub(crate) fn run(&self) -> PathBuf {
+        self.root.join("run")
+    }
+
+    pub(crate) fn plane_socket(&self) -> PathBuf {
+        self.run().join("data-plane.sock")
+    }
+
+    pub(crate) fn fuse(&self) -> PathBuf {
+        self.run().join("fuse")
+    }
+
+    /// Folder of the EROFS mounts.
+    pub(crate) fn layer_mounts(&self) -> PathBuf {
+        self.run().join("layers")
+    }
+
+    pub(crate) fn layer_mount(&self, layer: &Digest) -> PathBuf {
+        self.layer_mounts().join(layer.to_hex())
+    }
+
+    /// Folder of the compositions' records.
+    pub(crate) fn records(&self) -> PathBuf {
+        self.run().join("mounts")
+    }
+
+    /// Folder of what describes a layer.
+    pub(crate) fn layer(&self, layer: &Digest) -> PathBuf {
+        self.root.join("layers").join(layer.to_hex())
+    }
+
+    /// Folder of what was written into a composition.
+    pub(crate) fn rw(&self, id: &str) -> PathBuf {
+        self.root.join("rw").join(id)
+    }
+}

@@ -1,0 +1,637 @@
+//! Gives readers verified segments: from memory, from the cache on disk, or from the control process.
+//!
+//! A read takes the lock once. What is in memory is answered at once; everything else becomes a pending entry
+//! (`pending`) and a task for a few worker threads: look on disk, decode, verify, answer. Demand goes before read-ahead, and one worker
+//! at least is never busy with read-ahead. No thread ever waits for the control process: it is asked, and its answer
+//! is another task. **Verification here is the only way out of the store**: no byte reaches the kernel before the whole segment has
+//! been decoded and its BLAKE3 compared, whether it came from disk or from an origin.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use imgstore::format::frame;
+use imgstore::ids::Digest;
+use imgstore::store::cache::SegmentFiles;
+
+use super::layer::LayerState;
+use super::link::Link;
+use super::lru::{Plain, PlainLru};
+use super::pending::{Entry, OnSegment, Pending, Place, Stage, Waiter};
+use crate::protocol::{Provenance, ToControl};
+
+/// Threads that look, decode and verify.
+const WORKERS: usize = 3;
+/// Of those, how many may work on read-ahead at a time.
+const PREFETCH_WORKERS_MAX: usize = WORKERS - 1;
+/// A worker decodes with zstd's state on the heap; its own stack stays small.
+const STACK_BYTES: usize = 512 << 10;
+/// Read segments are reported for the order of eviction in batches of this many.
+const USED_BATCH: usize = 64;
+
+enum Task {
+    /// Find out which of these segments are cached; load those, ask for the others.
+    Look {
+        layer: Arc<LayerState>,
+        indexes: Vec<usize>,
+        prefetch: bool,
+    },
+    /// Load a cached segment.
+    Load(Digest),
+    /// Decode what the control process sent.
+    Decode {
+        digest: Digest,
+        frame: Vec<u8>,
+        from: Provenance,
+    },
+}
+
+impl Task {
+    fn is_about(&self, wanted: &Digest) -> bool {
+        match self {
+            Self::Look { .. } => false,
+            Self::Load(digest) | Self::Decode { digest, .. } => digest == wanted,
+        }
+    }
+}
+
+struct State {
+    lru: PlainLru,
+    pending: Pending,
+    demand: VecDeque<Task>,
+    prefetch: VecDeque<Task>,
+    prefetching: usize,
+    used: Vec<Digest>,
+}
+
+struct Shared {
+    files: SegmentFiles,
+    link: Arc<Link>,
+    patience: Duration,
+    state: Mutex<State>,
+    /// There is a task.
+    work: Condvar,
+    /// There is a reader with a deadline.
+    waiting: Condvar,
+}
+
+/// See the head of this file.
+#[derive(Clone)]
+pub(crate) struct Loader {
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for Loader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loader").finish_non_exhaustive()
+    }
+}
+
+/// What a loader needs.
+#[derive(Debug)]
+pub(crate) struct LoaderSettings {
+    /// Bytes of plain segments kept in memory.
+    pub(crate) memory_bytes_max: u64,
+    /// How long a reader waits for an origin.
+    pub(crate) patience: Duration,
+}
+
+impl Loader {
+    /// Starts the workers on the cache below `root`.
+    ///
+    /// # Errors
+    /// When a thread cannot be started.
+    pub(crate) fn start(
+        root: &Path,
+        link: Arc<Link>,
+        settings: &LoaderSettings,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            files: SegmentFiles::new(root),
+            link,
+            patience: settings.patience,
+            state: Mutex::new(State {
+                lru: PlainLru::new(settings.memory_bytes_max),
+                pending: Pending::default(),
+                demand: VecDeque::new(),
+                prefetch: VecDeque::new(),
+                prefetching: 0,
+                used: Vec::new(),
+            }),
+            work: Condvar::new(),
+            waiting: Condvar::new(),
+        });
+        for n in 0..WORKERS {
+            let shared = Arc::clone(&shared);
+            std::thread::Builder::new()
+                .name(format!("load-{n}"))
+                .stack_size(STACK_BYTES)
+                .spawn(move || shared.work())?;
+        }
+        let timer = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name("deadlines".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || timer.watch_deadlines())?;
+        Ok(Self { shared })
+    }
+
+    /// Gives each of these segments of a layer to its callback: now, from this thread, if all are in memory or as soon as
+    /// each is there, from another thread.
+    pub(crate) fn read(&self, layer: &Arc<LayerState>, wanted: Vec<(usize, OnSegment)>) {
+        let deadline = Instant::now() + self.shared.patience;
+        let mut now = Vec::new();
+        let mut fresh = Vec::new();
+        let mut promoted = Vec::new();
+        let mut hits = 0;
+        let mut state = self.shared.lock();
+        for (index, done) in wanted {
+            let place = Place {
+                layer: Arc::clone(layer),
+                index,
+            };
+            let Some((digest, _)) = place.segment() else {
+                now.push((done, None));
+                continue;
+            };
+            if let Some(plain) = state.lru.get(&digest) {
+                hits += 1;
+                now.push((done, Some(plain)));
+                continue;
+            }
+            let waiter = Waiter {
+                place,
+                deadline,
+                done,
+            };
+            match state.join(digest, waiter) {
+                Joined::Fresh => fresh.push(index),
+                Joined::Promoted => promoted.push(digest),
+                Joined::Waiting => {}
+            }
+        }
+        let wake = !fresh.is_empty() || !promoted.is_empty();
+        if !fresh.is_empty() {
+            state.demand.push_back(Task::Look {
+                layer: Arc::clone(layer),
+                indexes: fresh,
+                prefetch: false,
+            });
+        }
+        drop(state);
+        if wake {
+            self.shared.work.notify_one();
+            self.shared.waiting.notify_one();
+        }
+        for digest in promoted {
+            self.shared.link.send(&ToControl::Promote { digest });
+        }
+        if hits > 0 {
+            layer.count(|c| c.cache_hits += hits);
+        }
+        for (done, plain) in now {
+            done(plain.as_ref().ok_or("no such segment"));
+        }
+    }
+
+    /// Loads segments that will probably be read soon, if they are not here or on their way.
+    pub(crate) fn prefetch(&self, layer: &Arc<LayerState>, first: usize, end: usize) {
+        let mut indexes = Vec::new();
+        let mut state = self.shared.lock();
+        for index in first..end {
+            let place = Place {
+                layer: Arc::clone(layer),
+                index,
+            };
+            let Some((digest, _)) = place.segment() else {
+                break;
+            };
+            if !state.lru.contains(&digest) && !state.pending.entries.contains_key(&digest) {
+                let entry = Entry {
+                    place,
+                    stage: Stage::Looking,
+                    waiters: Vec::new(),
+                    prefetch: true,
+                    second_try: false,
+                };
+                state.pending.entries.insert(digest, entry);
+                indexes.push(index);
+            }
+        }
+        if indexes.is_empty() {
+            return;
+        }
+        // Looking is cheap and starts the requests: it does not queue behind other read-ahead.
+        state.demand.push_back(Task::Look {
+            layer: Arc::clone(layer),
+            indexes,
+            prefetch: true,
+        });
+        drop(state);
+        self.shared.work.notify_one();
+    }
+
+    /// A frame from the control process.
+    pub(crate) fn frame(&self, digest: Digest, frame: Vec<u8>, from: Provenance) {
+        let mut state = self.shared.lock();
+        let Some(entry) = state.pending.entries.get_mut(&digest) else {
+            // Nobody waits any more; it is in the cache on disk by now.
+            return;
+        };
+        entry.stage = Stage::Decoding;
+        let prefetch = entry.prefetch;
+        let task = Task::Decode {
+            digest,
+            frame,
+            from,
+        };
+        if prefetch {
+            state.prefetch.push_back(task);
+        } else {
+            state.demand.push_back(task);
+        }
+        drop(state);
+        self.shared.work.notify_one();
+    }
+
+    /// The control process has no frame for these.
+    pub(crate) fn no_frame(&self, digests: &[Digest], reason: &str) {
+        for digest in digests {
+            self.shared.fail(digest, reason);
+        }
+    }
+
+    /// Says everything that is needed again: the control process is new.
+    pub(crate) fn ask_again(&self) {
+        let asked = self.shared.lock().pending.asked();
+        for (layer, first, count, prefetch) in asked {
+            self.shared.link.send(&ToControl::Need {
+                layer,
+                first,
+                count,
+                prefetch,
+            });
+        }
+    }
+
+    /// Reports the segments read from the cache since the last time.
+    pub(crate) fn report_used(&self) {
+        let digests = std::mem::take(&mut self.shared.lock().used);
+        if !digests.is_empty() {
+            self.shared.link.send(&ToControl::Used { digests });
+        }
+    }
+}
+
+enum Joined {
+    /// Nobody had asked for it.
+    Fresh,
+    /// Read-ahead waits for the control process: tell it that somebody waits now.
+    Promoted,
+    /// It is on its way.
+    Waiting,
+}
+
+impl State {
+    /// Adds a reader to a segment that is not in memory.
+    fn join(&mut self, digest: Digest, waiter: Waiter) -> Joined {
+        let Some(entry) = self.pending.entries.get_mut(&digest) else {
+            let entry = Entry {
+                place: waiter.place.clone(),
+                stage: Stage::Looking,
+                waiters: vec![waiter],
+                prefetch: false,
+                second_try: false,
+            };
+            self.pending.entries.insert(digest, entry);
+            return Joined::Fresh;
+        };
+        entry.waiters.push(waiter);
+        if !std::mem::take(&mut entry.prefetch) {
+            return Joined::Waiting;
+        }
+        if entry.stage == Stage::Asked {
+            return Joined::Promoted;
+        }
+        let at = self.prefetch.iter().position(|t| t.is_about(&digest));
+        if let Some(task) = at.and_then(|at| self.prefetch.remove(at)) {
+            self.demand.push_back(task);
+        }
+        Joined::Waiting
+    }
+}
+
+/// Where a frame was found.
+enum Source {
+    Cache,
+    Origin(Provenance),
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        let mut state = self.lock();
+        loop {
+            if let Some(task) = state.demand.pop_front() {
+                drop(state);
+                self.run(task);
+                state = self.lock();
+            } else if state.prefetching < PREFETCH_WORKERS_MAX
+                && let Some(task) = state.prefetch.pop_front()
+            {
+                state.prefetching += 1;
+                drop(state);
+                self.run(task);
+                state = self.lock();
+                state.prefetching -= 1;
+            } else {
+                state = self
+                    .work
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
+    fn run(&self, task: Task) {
+        match task {
+            Task::Look {
+                layer,
+                indexes,
+                prefetch,
+            } => self.look(&layer, indexes, prefetch),
+            Task::Load(digest) => self.load(digest),
+            Task::Decode {
+                digest,
+                frame,
+                from,
+            } => self.decode(digest, &frame, Source::Origin(from)),
+        }
+    }
+
+    /// Sorts segments into cached ones, which become tasks, and missing ones, which are asked for run by run.
+    fn look(&self, layer: &Arc<LayerState>, indexes: Vec<usize>, prefetch: bool) {
+        let mut cached = Vec::new();
+        // (first index, count, whether nobody waits): a reader may have come since the task was queued.
+        let mut runs: Vec<(usize, usize, bool)> = Vec::new();
+        for index in indexes {
+            let Some(segment) = layer.segments.get(index) else {
+                continue;
+            };
+            let digest = segment.digest();
+            // A disk that fails is treated like a cache without the segment.
+            let there = self.files.contains(&digest).unwrap_or(false);
+            let mut state = self.lock();
+            let Some(entry) = state.pending.entries.get_mut(&digest) else {
+                continue;
+            };
+            if there {
+                entry.stage = Stage::Decoding;
+                cached.push(digest);
+                continue;
+            }
+            entry.stage = Stage::Asked;
+            let idle = entry.prefetch;
+            drop(state);
+            match runs.last_mut() {
+                Some((first, count, i)) if *first + *count == index && *i == idle => *count += 1,
+                _ => runs.push((index, 1, idle)),
+            }
+        }
+        for (first, count, prefetch) in runs {
+            self.link.send(&ToControl::Need {
+                layer: layer.digest,
+                first,
+                count,
+                prefetch,
+            });
+        }
+        self.queue_loads(cached, prefetch);
+    }
+
+    fn queue_loads(&self, cached: Vec<Digest>, prefetch: bool) {
+        let mut cached = cached.into_iter();
+        // This thread takes the first one that somebody waits for itself.
+        let own = if prefetch { None } else { cached.next() };
+        let mut more = 0;
+        let mut state = self.lock();
+        for digest in cached {
+            more += 1;
+            let waited = state
+                .pending
+                .entries
+                .get(&digest)
+                .is_some_and(|e| !e.prefetch);
+            if waited {
+                state.demand.push_back(Task::Load(digest));
+            } else {
+                state.prefetch.push_back(Task::Load(digest));
+            }
+        }
+        drop(state);
+        if more > 0 {
+            self.work.notify_all();
+        }
+        if let Some(digest) = own {
+            self.load(digest);
+        }
+    }
+
+    fn plain_len(&self, digest: &Digest) -> Option<u64> {
+        let state = self.lock();
+        let place = &state.pending.entries.get(digest)?.place;
+        place.segment().map(|(_, len)| len)
+    }
+
+    fn load(&self, digest: Digest) {
+        let Some(len) = self.plain_len(&digest) else {
+            return;
+        };
+        match self.files.read(&digest, frame_len_max(len)) {
+            Ok(Some(frame)) => self.decode(digest, &frame, Source::Cache),
+            Ok(None) => self.ask(&digest),
+            Err(error) => {
+                tracing::warn!(path = %self.files.path(&digest).display(), %error, "cannot read a cached segment");
+                self.ask(&digest);
+            }
+        }
+    }
+
+    /// Asks the control process for one segment.
+    fn ask(&self, digest: &Digest) {
+        let mut state = self.lock();
+        let Some(entry) = state.pending.entries.get_mut(digest) else {
+            return;
+        };
+        entry.stage = Stage::Asked;
+        let need = ToControl::Need {
+            layer: entry.place.layer.digest,
+            first: entry.place.index,
+            count: 1,
+            prefetch: entry.prefetch,
+        };
+        drop(state);
+        self.link.send(&need);
+    }
+
+    fn decode(&self, digest: Digest, stored: &[u8], source: Source) {
+        let Some(len) = self.plain_len(&digest) else {
+            return;
+        };
+        let plain = frame::decode(stored, len).map_err(|e| e.to_string());
+        let verified = plain.and_then(|plain| {
+            let found = Digest::of(&plain);
+            if found == digest {
+                Ok(plain)
+            } else {
+                Err(format!("digest of the plain bytes: found {found}"))
+            }
+        });
+        match verified {
+            Ok(plain) => self.finish(digest, &Arc::new(plain.into_boxed_slice()), &source),
+            Err(found) => self.damaged(digest, &found, source),
+        }
+    }
+
+    /// Keeps a verified segment and answers everybody who waits for it.
+    fn finish(&self, digest: Digest, plain: &Plain, source: &Source) {
+        let mut state = self.lock();
+        let Some(entry) = state.pending.entries.remove(&digest) else {
+            return;
+        };
+        state.lru.insert(digest, plain);
+        let mut report = false;
+        if matches!(source, Source::Cache) {
+            state.used.push(digest);
+            report = state.used.len() >= USED_BATCH;
+        }
+        let used = if report {
+            std::mem::take(&mut state.used)
+        } else {
+            Vec::new()
+        };
+        drop(state);
+        let len = imgstore::ids::to_u64(plain.len());
+        let from_origin = matches!(source, Source::Origin(_));
+        entry.place.layer.count(|c| {
+            c.fetched_plain_bytes += if from_origin { len } else { 0 };
+            c.prefetched_segments += u64::from(entry.prefetch);
+        });
+        for waiter in entry.waiters {
+            waiter.place.layer.count(|c| {
+                if from_origin {
+                    c.cache_misses += 1;
+                } else {
+                    c.cache_hits += 1;
+                }
+            });
+            (waiter.done)(Ok(plain));
+        }
+        if report {
+            self.link.send(&ToControl::Used { digests: used });
+        }
+    }
+
+    /// A segment whose bytes are not what they should be: counted, logged, and fetched once more.
+    fn damaged(&self, digest: Digest, found: &str, source: Source) {
+        let mut state = self.lock();
+        let Some(entry) = state.pending.entries.get_mut(&digest) else {
+            return;
+        };
+        let place = entry.place.clone();
+        let last = match &source {
+            Source::Cache => false,
+            Source::Origin(_) => std::mem::replace(&mut entry.second_try, true),
+        };
+        if !last {
+            entry.stage = Stage::Asked;
+        }
+        drop(state);
+        place.layer.count(|c| c.verify_failures += 1);
+        let (layer, index) = (place.layer.digest, place.index);
+        match source {
+            Source::Cache => {
+                let path = self.files.path(&digest);
+                tracing::warn!(%layer, segment = index, expected = %digest, found, path = %path.display(),
+                    "a cached segment is damaged; fetching it again");
+                match fs::remove_file(&path) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        tracing::warn!(path = %path.display(), %error, "cannot remove a damaged segment");
+                    }
+                    _ => {}
+                }
+                self.ask(&digest);
+            }
+            Source::Origin(from) => {
+                tracing::error!(%layer, segment = index, expected = %digest, found, pack = %from.pack,
+                    offset = from.offset, origin = from.origin,
+                    "{}", if last { "a segment from the origin is damaged again; its readers get EIO" } else { "a segment from the origin is damaged; fetching it again" });
+                if last {
+                    self.fail(&digest, "damaged on the origin");
+                } else {
+                    self.link.send(&ToControl::Again { layer, index });
+                }
+            }
+        }
+    }
+
+    /// Everybody who waits for this segment gets EIO.
+    fn fail(&self, digest: &Digest, reason: &str) {
+        let Some(entry) = self.lock().pending.entries.remove(digest) else {
+            return;
+        };
+        let (layer, index) = (entry.place.layer.digest, entry.place.index);
+        if entry.waiters.is_empty() {
+            tracing::debug!(%layer, segment = index, %digest, reason, "read-ahead came to nothing");
+        } else {
+            tracing::error!(%layer, segment = index, %digest, readers = entry.waiters.len(), reason,
+                "a segment cannot be had; its readers get EIO");
+        }
+        for waiter in entry.waiters {
+            waiter.place.layer.count(|c| c.cache_misses += 1);
+            (waiter.done)(Err(reason));
+        }
+    }
+
+    /// Sends readers away whose deadline has passed. All deadlines are equally far away, so the next one is known and
+    /// nothing has to be polled.
+    fn watch_deadlines(&self) {
+        let mut state = self.lock();
+        loop {
+            let Some(next) = state.pending.next_deadline() else {
+                state = self
+                    .waiting
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let now = Instant::now();
+            if next > now {
+                let waited = self.waiting.wait_timeout(state, next - now);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            }
+            let expired = state.pending.expire(now);
+            drop(state);
+            for waiter in expired {
+                tracing::error!(layer = %waiter.place.layer.digest, segment = waiter.place.index,
+                    waited_seconds = self.patience.as_secs_f64(),
+                    "no answer for a segment in time; the reader gets EIO");
+                waiter.place.layer.count(|c| c.cache_misses += 1);
+                (waiter.done)(Err("no answer in time"));
+            }
+            state = self.lock();
+        }
+    }
+}
+
+/// Longest frame of a segment: zstd's worst case, generously.
+fn frame_len_max(plain_len: u64) -> u64 {
+    plain_len + plain_len / 128 + 1024
+}

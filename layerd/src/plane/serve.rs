@@ -1,0 +1,195 @@
+//! What the control process may ask of the data plane.
+
+use std::io::BufReader;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, mpsc};
+
+use fuse_driver::mount::{FuseError, FuseMount};
+use imgstore::ids::Digest;
+use layerd_client::api::ErrorKind;
+
+use super::image::LayerImage;
+use super::layer::{LayerState, Layers};
+use super::link::Link;
+use super::loader::Loader;
+use crate::paths::Paths;
+use crate::protocol::{Failure, PlaneStats, ToControl, ToData, VERSION, read_message};
+
+/// Most metadata put into the page cache when a layer is mounted. More is read when it is needed, from disk.
+const PRELOAD_BYTES_MAX: u64 = 64 << 20;
+
+/// Everything a connection needs.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) paths: Paths,
+    pub(crate) fuse: Arc<FuseMount>,
+    pub(crate) layers: Layers,
+    pub(crate) loader: Loader,
+    pub(crate) link: Arc<Link>,
+    /// Says that the process is to end, and which request wants to know about it.
+    pub(crate) end: mpsc::Sender<()>,
+}
+
+impl Server {
+    /// Serves one connection after another, for ever. The newest replaces the one before.
+    pub(crate) fn accept(self: &Arc<Self>, listener: &UnixListener) {
+        for stream in listener.incoming() {
+            let stream = match stream {
+                Ok(stream) => stream,
+                Err(error) => {
+                    tracing::error!(%error, "cannot accept the control process's connection");
+                    continue;
+                }
+            };
+            let server = Arc::clone(self);
+            let spawned = std::thread::Builder::new()
+                .name("link".to_owned())
+                .spawn(move || server.serve(stream));
+            if let Err(error) = spawned {
+                tracing::error!(%error, "cannot serve the control process's connection");
+            }
+        }
+    }
+
+    fn serve(self: &Arc<Self>, stream: UnixStream) {
+        let generation = match self.link.open(&stream) {
+            Ok(generation) => generation,
+            Err(error) => {
+                tracing::error!(%error, "cannot use the control process's connection");
+                return;
+            }
+        };
+        let mut reader = BufReader::with_capacity(32 << 10, stream);
+        loop {
+            match read_message(&mut reader) {
+                Ok(Some((message, bytes))) => self.handle(message, bytes),
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::warn!(%error, "the control process's connection broke");
+                    break;
+                }
+            }
+        }
+        self.link.close(generation);
+        tracing::info!("the control process is gone; cached segments are served on");
+    }
+
+    fn handle(self: &Arc<Self>, message: ToData, bytes: Vec<u8>) {
+        match message {
+            ToData::Hello { version } => {
+                if version != VERSION {
+                    tracing::error!(
+                        expected = VERSION,
+                        found = version,
+                        "the control process speaks another version; it will not adopt this data plane"
+                    );
+                }
+                self.link.send(&ToControl::Welcome {
+                    version: VERSION,
+                    pid: std::process::id(),
+                    layers: self.layers.digests(),
+                });
+                if version == VERSION {
+                    self.loader.ask_again();
+                }
+            }
+            ToData::AddImage { id, layer } => self.apart(id, move |server| server.add(layer)),
+            ToData::RemoveImage { id, layer } => self.apart(id, move |server| server.remove(layer)),
+            ToData::Frame { digest, from } => self.loader.frame(digest, bytes, from),
+            ToData::NoFrame { digests, reason } => self.loader.no_frame(&digests, &reason),
+            ToData::Count { layer, counters } => self.layers.count(layer.as_ref(), &counters),
+            ToData::Stats { id } => {
+                self.loader.report_used();
+                let (layers, total) = self.layers.stats();
+                self.link.send(&ToControl::Done {
+                    id,
+                    failure: None,
+                    stats: Some(Box::new(PlaneStats { layers, total })),
+                });
+            }
+            ToData::Exit { id } => {
+                self.done(id, Ok(()));
+                if self.end.send(()).is_err() {
+                    tracing::warn!("the data plane is ending already");
+                }
+            }
+        }
+    }
+
+    fn done(&self, id: u64, result: Result<(), Failure>) {
+        self.link.send(&ToControl::Done {
+            id,
+            failure: result.err(),
+            stats: None,
+        });
+    }
+
+    /// Does something that may take a while away from the connection, on which frames arrive.
+    fn apart(
+        self: &Arc<Self>,
+        id: u64,
+        what: impl FnOnce(&Self) -> Result<(), Failure> + Send + 'static,
+    ) {
+        let server = Arc::clone(self);
+        let spawned = std::thread::Builder::new()
+            .name("image".to_owned())
+            .spawn(move || server.done(id, what(&server)));
+        if let Err(error) = spawned {
+            self.done(
+                id,
+                Err(Failure {
+                    kind: ErrorKind::Internal,
+                    message: format!("the data plane cannot start a thread: {error}"),
+                }),
+            );
+        }
+    }
+
+    fn add(&self, layer: Digest) -> Result<(), Failure> {
+        if self.layers.get(&layer).is_some() {
+            return Ok(());
+        }
+        let state = LayerState::open(&self.paths.layer(&layer), layer).map_err(|e| Failure {
+            kind: if e.is_damage() {
+                ErrorKind::Corrupt
+            } else {
+                ErrorKind::Internal
+            },
+            message: e.to_string(),
+        })?;
+        let state = Arc::new(state);
+        let preload = state.meta.len().min(PRELOAD_BYTES_MAX);
+        let image = Arc::new(LayerImage {
+            layer: Arc::clone(&state),
+            loader: self.loader.clone(),
+        });
+        match self.fuse.add(&layer.to_hex(), image, preload) {
+            Ok(()) => {
+                self.layers.insert(state);
+                Ok(())
+            }
+            // Two requests for one layer at a time: the other one has added it.
+            Err(FuseError::Exists(_)) => Ok(()),
+            Err(e) => Err(internal(&e)),
+        }
+    }
+
+    fn remove(&self, layer: Digest) -> Result<(), Failure> {
+        if self.layers.remove(&layer).is_none() {
+            return Ok(());
+        }
+        self.fuse.remove(&layer.to_hex()).map_err(|e| internal(&e))
+    }
+
+    /// Ends the connection, which tells the control process that everything is done.
+    pub(crate) fn say_goodbye(&self) {
+        self.link.close_current();
+    }
+}
+
+fn internal(error: &FuseError) -> Failure {
+    Failure {
+        kind: ErrorKind::Internal,
+        message: error.to_string(),
+    }
+}

@@ -1,0 +1,251 @@
+//! What the two processes say to each other over `CACHE/run/data-plane.sock`.
+//!
+//! A message is a head in JSON and, for frames, bytes behind it:
+//!
+//! ```text
+//! u32 le  length of the head      u32 le  length of the bytes      head      bytes
+//! ```
+//! The data plane listens, the control process connects; one connection at a time, the newest wins. Requests of the control
+//! process carry an `id` that the answer repeats; what the data plane needs is not a request but a wish: it may be
+//! said again after a reconnection, and is answered by [`ToData::Frame`] or [`ToData::NoFrame`], for any digest, at any time.
+
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice, Read, Write};
+
+use imgstore::ids::Digest;
+use layerd_client::api::{Counters, ErrorKind};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// Both sides must have the same; a data plane of another version is not adopted.
+pub(crate) const VERSION: u32 = 1;
+/// Longest head: statistics of some ten thousand layers.
+const HEAD_BYTES_MAX: u32 = 8 << 20;
+/// Longest bytes: one frame of a 4 MiB segment and zstd's worst case.
+const BLOB_BYTES_MAX: u32 = 5 << 20;
+
+/// Where a frame came from, for the log line when it is damaged.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Provenance {
+    /// Address of the origin.
+    pub(crate) origin: String,
+    /// The pack.
+    pub(crate) pack: Digest,
+    /// Offset of the frame in the pack.
+    pub(crate) offset: u64,
+}
+
+/// From the control process.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(crate) enum ToData {
+    /// First message of a connection.
+    Hello {
+        /// [`VERSION`].
+        version: u32,
+    },
+    /// Serve this layer; its manifest and metadata are in `CACHE/layers`. Adding a served layer again is fine.
+    AddImage {
+        /// Repeated in the answer.
+        id: u64,
+        /// The layer.
+        layer: Digest,
+    },
+    /// Stop serving this layer.
+    RemoveImage {
+        /// Repeated in the answer.
+        id: u64,
+        /// The layer.
+        layer: Digest,
+    },
+    /// A segment's stored frame, in the bytes. Not verified.
+    Frame {
+        /// The segment.
+        digest: Digest,
+        /// Where it came from.
+        from: Provenance,
+    },
+    /// There is no frame for these segments now.
+    NoFrame {
+        /// The segments.
+        digests: Vec<Digest>,
+        /// Why, for the log.
+        reason: String,
+    },
+    /// Count this, for a layer or (none) only in the total.
+    Count {
+        /// The layer.
+        layer: Option<Digest>,
+        /// What to add.
+        counters: Box<Counters>,
+    },
+    /// Give all counters.
+    Stats {
+        /// Repeated in the answer.
+        id: u64,
+    },
+    /// Unmount and end.
+    Exit {
+        /// Repeated in the answer.
+        id: u64,
+    },
+}
+
+/// Why a request of the control process failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Failure {
+    /// What can be done about it.
+    pub(crate) kind: ErrorKind,
+    /// What happened.
+    pub(crate) message: String,
+}
+
+/// All counters of a data plane.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct PlaneStats {
+    /// Per layer that is served now.
+    pub(crate) layers: BTreeMap<String, Counters>,
+    /// All layers that ever were, and what belongs to none.
+    pub(crate) total: Counters,
+}
+
+/// From the data plane.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(crate) enum ToControl {
+    /// Answer to [`ToData::Hello`].
+    Welcome {
+        /// [`VERSION`].
+        version: u32,
+        /// The data plane's process.
+        pid: u32,
+        /// The layers it serves.
+        layers: Vec<Digest>,
+    },
+    /// Answer to a request with an id.
+    Done {
+        /// The request's.
+        id: u64,
+        /// Why it failed, if it did.
+        failure: Option<Failure>,
+        /// Answer to [`ToData::Stats`].
+        stats: Option<Box<PlaneStats>>,
+    },
+    /// Frames are needed: segments `first .. first + count` of a layer.
+    Need {
+        /// The layer.
+        layer: Digest,
+        /// Index of the first segment.
+        first: usize,
+        /// How many.
+        count: usize,
+        /// Nobody waits for them yet.
+        prefetch: bool,
+    },
+    /// A frame came and was damaged: fetch it once more.
+    Again {
+        /// The layer.
+        layer: Digest,
+        /// Index of the segment.
+        index: usize,
+    },
+    /// Somebody now waits for a segment that was asked for as prefetch.
+    Promote {
+        /// The segment.
+        digest: Digest,
+    },
+    /// These cached segments were read.
+    Used {
+        /// The segments.
+        digests: Vec<Digest>,
+    },
+}
+
+/// Writes one message.
+///
+/// # Errors
+/// What the socket said; the connection is useless then, a part may have been written.
+pub(crate) fn write_message<T: Serialize>(
+    stream: &mut impl Write,
+    head: &T,
+    bytes: &[u8],
+) -> io::Result<()> {
+    let too_long = |_| io::Error::new(io::ErrorKind::InvalidInput, "message too long");
+    let json = serde_json::to_vec(head)?;
+    let mut start = Vec::with_capacity(json.len() + 8);
+    start.extend_from_slice(&u32::try_from(json.len()).map_err(too_long)?.to_le_bytes());
+    start.extend_from_slice(&u32::try_from(bytes.len()).map_err(too_long)?.to_le_bytes());
+    start.extend_from_slice(&json);
+    let sent = stream.write_vectored(&[IoSlice::new(&start), IoSlice::new(bytes)])?;
+    if let Some(rest) = start.get(sent..) {
+        stream.write_all(rest)?;
+    }
+    let sent = sent.saturating_sub(start.len());
+    stream.write_all(bytes.get(sent..).unwrap_or_default())
+}
+
+/// Reads one message; `None` at the end of the stream.
+///
+/// # Errors
+/// What the socket said, or what is wrong with the message.
+pub(crate) fn read_message<T: DeserializeOwned>(
+    stream: &mut impl Read,
+) -> io::Result<Option<(T, Vec<u8>)>> {
+    let mut lengths = [0; 8];
+    match stream.read_exact(&mut lengths) {
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        read => read?,
+    }
+    let [a, b, c, d, e, f, g, h] = lengths;
+    let head_len = u32::from_le_bytes([a, b, c, d]);
+    let blob_len = u32::from_le_bytes([e, f, g, h]);
+    if head_len > HEAD_BYTES_MAX || blob_len > BLOB_BYTES_MAX {
+        let text = format!(
+            "message of {head_len} + {blob_len} bytes: expected at most {HEAD_BYTES_MAX} + {BLOB_BYTES_MAX}"
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    }
+    let read = |stream: &mut dyn Read, len: u32| {
+        let len = usize::try_from(len).map_err(io::Error::other)?;
+        let mut bytes = vec![0; len];
+        stream.read_exact(&mut bytes).map(|()| bytes)
+    };
+    let json = read(stream, head_len)?;
+    let bytes = read(stream, blob_len)?;
+    Ok(Some((serde_json::from_slice(&json)?, bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_back_with_their_bytes_and_the_end_is_none() {
+        let mut wire = Vec::new();
+        let digest = Digest::of(b"segment");
+        let from = Provenance {
+            origin: "dir:/o".to_owned(),
+            pack: Digest::of(b"pack"),
+            offset: 7,
+        };
+        let head = ToData::Frame { digest, from };
+        write_message(&mut wire, &head, b"stored frame").unwrap();
+        write_message(&mut wire, &ToData::Exit { id: 3 }, b"").unwrap();
+        let mut wire = &*wire;
+        let (message, bytes) = read_message::<ToData>(&mut wire).unwrap().unwrap();
+        assert!(
+            matches!(message, ToData::Frame { digest: d, from } if d == digest && from.offset == 7)
+        );
+        assert_eq!(bytes, b"stored frame");
+        let (message, bytes) = read_message::<ToData>(&mut wire).unwrap().unwrap();
+        assert!(matches!(message, ToData::Exit { id: 3 }) && bytes.is_empty());
+        assert!(read_message::<ToData>(&mut wire).unwrap().is_none());
+    }
+
+    #[test]
+    fn absurd_lengths_are_refused_before_memory_is_taken() {
+        let wire = [0xff; 64];
+        let error = read_message::<ToData>(&mut &wire[..]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+}
