@@ -5,7 +5,7 @@
 //! | `user.*` (also `user.overlay.*`), `trusted.*`, `security.*` not listed here, `system.posix_acl_access`, `system.posix_acl_default` | kept |
 //! | [`DROPPED`]: labels and measurements of the host, ACL views of network file systems, settings of the file system | dropped, unless named in `keep_xattrs` |
 //! | `trusted.overlay.*` in a directory, tar or image | escaped by one level to `trusted.overlay.overlay.*`: it is data of a file, and OverlayFS shows it under its own name when the layer is a lower |
-//! | `trusted.overlay.*` in an `upper:` source, or in a tar that `dsec export` made | as stored: it speaks to OverlayFS |
+//! | `trusted.overlay.*` in an `upper:` source, or in a tar that `dsec export` made | `opaque`, an empty `origin` and escaped ones as stored: they speak to OverlayFS; others are an error |
 //! | anything else | an error that names it: EROFS has no place for it |
 //!
 //! `user.overlay.*` means something only to mounts with `userxattr`, which layers are never mounted with.
@@ -87,6 +87,14 @@ impl<'a> XattrFilter<'a> {
                     super::error::shown(&name),
                 ));
             }
+            if overlay == OverlayXattrs::AsStored && !is_layer_mark(&name, &value) {
+                return Err(SourceError::unsupported(
+                    path,
+                    "overlay attribute",
+                    "trusted.overlay.opaque = `y`, an empty trusted.overlay.origin, or an escaped trusted.overlay.overlay.*",
+                    super::error::shown(&name),
+                ));
+            }
             let name = match (overlay, name.strip_prefix(OVERLAY)) {
                 (OverlayXattrs::Escape, Some(rest)) => {
                     [OVERLAY, b"overlay.".as_slice(), rest].concat()
@@ -96,6 +104,17 @@ impl<'a> XattrFilter<'a> {
             meta.xattrs.insert(name, value);
         }
         Ok(())
+    }
+}
+
+/// Whether a layer may hold it: no overlay attribute but the marks that [`super::upper`] leaves, and escaped ones. Others
+/// would make OverlayFS look elsewhere for names and contents.
+fn is_layer_mark(name: &[u8], value: &[u8]) -> bool {
+    match name.strip_prefix(OVERLAY) {
+        None => true,
+        Some(b"opaque") => value == b"y",
+        Some(b"origin") => value.is_empty(),
+        Some(rest) => rest.starts_with(b"overlay."),
     }
 }
 

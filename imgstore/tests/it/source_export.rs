@@ -12,7 +12,10 @@ use crate::model::{
     Allow, content, escaped, lines, load_path, options, run, sh, tree, write_to_disk,
 };
 
-fn export(tree: &Tree, skip_sockets: bool) -> Result<(Vec<u8>, ExportReport), ExportError> {
+pub(crate) fn export(
+    tree: &Tree,
+    skip_sockets: bool,
+) -> Result<(Vec<u8>, ExportReport), ExportError> {
     let open = |id: InodeId| {
         let Kind::File(content) = &tree.inode(id).kind else {
             panic!("only files are opened");

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use imgstore::source::merge::merge_stack;
-use imgstore::source::{Loaded, SourceError};
+use imgstore::source::{Loaded, SourceError, load_tar_stream};
 use imgstore::tree::Tree;
 
-use crate::model::{line, lines, load_path, load_text, paths, sh};
+use crate::model::{line, lines, load_path, load_text, options, paths, sh};
+use crate::source_export::export;
 
 fn load_upper(dir: &Path) -> Result<Loaded, SourceError> {
     load_text(&format!("upper:{}", dir.display()))
@@ -40,6 +41,30 @@ fn changes_on_a_real_mount_become_marks_and_the_model_shows_the_mount() {
         .map(|l| l.replace("trusted.overlay.data", "trusted.overlay.overlay.data"))
         .collect();
     assert_eq!(view, shown);
+}
+
+#[test]
+fn the_marks_of_a_layer_survive_export_and_only_they_may_come_from_a_tar() {
+    let dir = tempfile::tempdir().unwrap();
+    sh(
+        dir.path(),
+        "mkdir a b; mknod a/gone c 0 0; setfattr -n trusted.overlay.opaque -v y b; touch b/f; \
+         setfattr -n trusted.overlay.overlay.data -v 1 b/f",
+    );
+    let tree = load_upper(dir.path()).unwrap().tree;
+    let (tar, _) = export(&tree, false).unwrap();
+    let again = load_tar_stream(tar.as_slice(), "layer.tar", &options()).unwrap();
+    assert_eq!(lines(&again.tree), lines(&tree));
+    // The same length, so that the tar stays whole.
+    let text = b"trusted.overlay.opaque=y";
+    let at = tar.windows(text.len()).position(|w| w == text).unwrap();
+    let mut forged = tar.clone();
+    forged[at..at + text.len()].copy_from_slice(b"trusted.overlay.redirec=");
+    let error = load_tar_stream(forged.as_slice(), "layer.tar", &options()).unwrap_err();
+    assert!(
+        error.to_string().contains("trusted.overlay.redirec"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -201,7 +226,7 @@ fn random_stack(dir: &Path, rng: &mut Rng) -> Vec<Tree> {
 
 #[test]
 fn the_model_equals_the_kernel_on_random_stacks() {
-    let seeds = 40;
+    let seeds = 500;
     for seed in 1..=seeds {
         let dir = tempfile::tempdir().unwrap();
         sh(dir.path(), "mkdir m");
