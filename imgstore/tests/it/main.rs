@@ -17,6 +17,7 @@ mod random_tree;
 mod source_directory;
 mod source_export;
 mod source_image;
+mod source_stacks;
 mod source_tar;
 mod source_tar_damage;
 mod source_tar_odd;

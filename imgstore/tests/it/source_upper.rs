@@ -4,7 +4,6 @@ use std::path::Path;
 
 use imgstore::source::merge::merge_stack;
 use imgstore::source::{Loaded, SourceError, load_tar_stream};
-use imgstore::tree::Tree;
 
 use crate::model::{line, lines, load_path, load_text, options, paths, sh};
 use crate::source_export::export;
@@ -155,100 +154,4 @@ fn a_directory_of_whiteouts_lists_clean_where_no_lower_has_it() {
     assert_eq!(listed, "c\n");
     let merged = merge_stack([&load_path(&dir.path().join("other")).tree, &tree]);
     assert_eq!(paths(&merged), ["d", "d/c"]);
-}
-
-/// A small generator of file operations; every seed is one script.
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
-
-    fn path(&mut self) -> String {
-        let depth = 1 + self.below(3);
-        let parts: Vec<String> = (0..depth).map(|_| format!("n{}", self.below(4))).collect();
-        parts.join("/")
-    }
-
-    /// One line of shell that may fail.
-    fn operation(&mut self) -> String {
-        let (a, b) = (self.path(), self.path());
-        match self.below(12) {
-            0 | 1 => format!("mkdir -p {a}"),
-            // Not into a fifo, which would wait for a reader.
-            2 => format!("test -p {a} || printf {} > {a}", self.below(1000)),
-            3 => format!("mkdir -p {a}; touch {a}/f{}", self.below(3)),
-            4 => format!("ln {a} {b}"),
-            5 => format!("ln -s {b} {a}"),
-            6 | 7 => format!("rm -rf {a}"),
-            8 => format!("rm -rf {a}; mkdir -p {a} && printf r > {a}/n0"),
-            9 => format!("mv -T {a} {b}"),
-            10 => format!(
-                "chmod 7{}5 {a}; setfattr -n user.k -v {} {a}",
-                self.below(8),
-                self.below(100)
-            ),
-            _ => format!("mkfifo {a}; chown -h {}:7 {a}", self.below(9)),
-        }
-    }
-}
-
-/// Layers made by random operations on real mounts, each over all before it.
-fn random_stack(dir: &Path, rng: &mut Rng) -> Vec<Tree> {
-    let count = 2 + rng.below(3);
-    let mut lowers: Vec<String> = Vec::new();
-    let mut trees = Vec::new();
-    for layer in 0..count {
-        let operations: Vec<String> = (0..20)
-            .map(|_| format!("({}) 2>/dev/null || true", rng.operation()))
-            .collect();
-        let operations = operations.join("; ");
-        let (upper, work) = (format!("u{layer}"), format!("w{layer}"));
-        let script = if lowers.is_empty() {
-            format!("mkdir {upper}; cd {upper}; {operations}")
-        } else {
-            let lower = lowers.join(":");
-            format!(
-                "mkdir {upper} {work}; mount -t overlay none -o lowerdir={lower},upperdir={upper},workdir={work},metacopy=off,redirect_dir=off,index=off m; \
-                 cd m; {operations}; cd ..; umount m"
-            )
-        };
-        sh(dir, &script);
-        trees.push(load_upper(&dir.join(&upper)).unwrap().tree);
-        lowers.insert(0, upper);
-    }
-    trees
-}
-
-#[test]
-fn the_model_equals_the_kernel_on_random_stacks() {
-    let seeds = 500;
-    for seed in 1..=seeds {
-        let dir = tempfile::tempdir().unwrap();
-        sh(dir.path(), "mkdir m");
-        let mut rng = Rng(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
-        let trees = random_stack(dir.path(), &mut rng);
-        let mut lowers = Vec::new();
-        for (index, tree) in trees.iter().enumerate() {
-            let layer = dir.path().join(format!("layer{index}"));
-            std::fs::create_dir(&layer).unwrap();
-            crate::model::write_to_disk(tree, &layer);
-            lowers.insert(0, format!("layer{index}"));
-        }
-        // The layers as they would be published, mounted read-only; a single one needs an empty one below it.
-        sh(
-            dir.path(),
-            &format!(
-                "mkdir empty; mount -t overlay none -o lowerdir={}:empty m",
-                lowers.join(":")
-            ),
-        );
-        let shown = lines(&load_path(&dir.path().join("m")).tree);
-        sh(dir.path(), "umount m");
-        assert_eq!(lines(&merge_stack(&trees)), shown, "seed {seed}");
-    }
 }
