@@ -150,6 +150,12 @@ impl Entries {
         self.bytes = self.bytes.saturating_add(bytes);
     }
 
+    fn remove(&mut self, digest: &Digest) {
+        if let Some(old) = self.by_digest.remove(digest) {
+            self.bytes = self.bytes.saturating_sub(old.bytes);
+        }
+    }
+
     fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock
@@ -261,8 +267,7 @@ impl SegmentCache {
                 entries.insert(digest, bytes, 0);
             }
         }
-        drop(entries);
-        self.evict_for(0, 0);
+        self.evict(entries, 0);
         Ok(())
     }
 
@@ -295,67 +300,84 @@ impl SegmentCache {
         Some((free, RESERVE_BYTES_MAX.min(all / RESERVE_PART)))
     }
 
-    /// Evicts until `incoming` more bytes fit the limit and `missing` bytes of disk are freed, or the cache is empty.
-    fn evict_for(&self, incoming: u64, missing: u64) {
-        let mut entries = self.entries();
-        let over = entries
-            .bytes
-            .saturating_add(incoming)
-            .saturating_sub(self.bytes_max);
-        let mut wanted = over.max(missing);
+    /// Evicts until the limit holds and `missing` bytes of disk are freed, or the cache is empty.
+    fn evict(&self, mut entries: MutexGuard<'_, Entries>, missing: u64) {
+        let over = entries.bytes.saturating_sub(self.bytes_max);
+        let wanted = over.max(missing);
         if wanted == 0 {
             return;
         }
-        wanted = wanted.saturating_add(self.bytes_max / EVICT_PART);
-        let taken = entries.take_oldest(wanted);
+        let taken = entries.take_oldest(wanted.saturating_add(self.bytes_max / EVICT_PART));
         drop(entries);
         for digest in taken {
-            let path = self.files.path(&digest);
-            match fs::remove_file(&path) {
-                Ok(()) => {
-                    self.evicted.fetch_add(1, Ordering::Relaxed);
-                }
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => {
-                    tracing::warn!(path = %path.display(), %error, "cannot evict a cached segment");
-                }
+            self.unlink(&digest);
+        }
+    }
+
+    fn unlink(&self, digest: &Digest) {
+        let path = self.files.path(digest);
+        match fs::remove_file(&path) {
+            Ok(()) => {
+                self.evicted.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "cannot evict a cached segment");
             }
         }
     }
 
     /// Keeps the frame of `digest` (replacing whatever file has its name), evicting others if the limit asks for it.
     ///
+    /// Room is counted before the file is written, so that many writers together do not pass the limit.
+    ///
     /// # Errors
     /// [`CacheError::Write`] or [`CacheError::NoRoom`]; nothing is left behind then.
     pub fn put(&self, digest: &Digest, frame: &[u8]) -> Result<(), CacheError> {
         let bytes = to_u64(frame.len());
+        if bytes > self.bytes_max {
+            return Ok(());
+        }
         let missing = match self.room() {
             Some((free, reserve)) => reserve.saturating_add(bytes).saturating_sub(free),
             None => 0,
         };
-        self.evict_for(bytes, missing);
-        if missing > 0
-            && let Some((free, reserve)) = self.room()
-            && free < reserve.saturating_add(bytes)
-        {
-            return Err(CacheError::NoRoom {
-                digest: *digest,
-                path: self.root.clone(),
-                free,
-                reserve,
-            });
+        if missing > 0 {
+            self.evict(self.entries(), missing);
+            self.check_room(digest, bytes)?;
         }
-        let path = self.files.path(digest);
-        self.write(&path, frame)
-            .map_err(|source| CacheError::Write {
-                digest: *digest,
-                path,
-                source,
-            })?;
         let mut entries = self.entries();
         let now = entries.tick();
         entries.insert(*digest, bytes, now);
+        self.evict(entries, 0);
+        let path = self.files.path(digest);
+        if let Err(source) = self.write(&path, frame) {
+            self.entries().remove(digest);
+            return Err(CacheError::Write {
+                digest: *digest,
+                path,
+                source,
+            });
+        }
+        if !self.entries().by_digest.contains_key(digest) {
+            // Evicted before it was there: the cache is smaller than what is being written at a time.
+            self.unlink(digest);
+        }
         Ok(())
+    }
+
+    fn check_room(&self, digest: &Digest, bytes: u64) -> Result<(), CacheError> {
+        match self.room() {
+            Some((free, reserve)) if free < reserve.saturating_add(bytes) => {
+                Err(CacheError::NoRoom {
+                    digest: *digest,
+                    path: self.root.clone(),
+                    free,
+                    reserve,
+                })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn write(&self, path: &Path, frame: &[u8]) -> io::Result<()> {

@@ -105,20 +105,30 @@ impl Feed {
     }
 
     fn need(&self, digest: Digest, indexes: Vec<usize>, priority: Priority) {
-        if let Some(layer) = self.target.layers.get(&digest) {
+        let again = priority == Priority::Again;
+        if let Some(layer) = self.target.layers.get(&digest).filter(|_| !again) {
             self.queue.push(&layer, &indexes, priority);
             return;
         }
-        // After a restart: the layer is on disk, or at the origin. Not on this thread, which listens.
+        // Not on this thread, which listens: after a restart the layer is on disk or at an origin, and after damage the
+        // segment may have moved.
         let feed = self.clone();
-        let spawned = std::thread::Builder::new()
-            .name("load-layer".to_owned())
-            .spawn(move || match feed.target.layers.load(&digest) {
+        let load = move || {
+            let layers = &feed.target.layers;
+            let loaded = layers.load(&digest).map(|layer| {
+                let moved = again.then(|| layers.refresh(&layer).ok()).flatten();
+                moved.unwrap_or(layer)
+            });
+            match loaded {
                 Ok(layer) => feed.queue.push(&layer, &indexes, priority),
                 Err(error) => {
                     tracing::error!(layer = %digest, %error, "segments of an unknown layer are needed");
                 }
-            });
+            }
+        };
+        let spawned = std::thread::Builder::new()
+            .name("load-layer".to_owned())
+            .spawn(load);
         if let Err(error) = spawned {
             tracing::error!(%error, "cannot start a thread to load a layer");
         }

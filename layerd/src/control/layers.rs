@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use imgstore::fetch::origins::OriginSet;
+use imgstore::format::FormatError;
 use imgstore::format::manifest::Manifest;
 use imgstore::format::placement::Placement;
 use imgstore::ids::{Digest, LayerRef};
@@ -30,6 +31,30 @@ pub(crate) enum LayersError {
         #[source]
         source: io::Error,
     },
+}
+
+/// A placement as it is kept: its own digest in the first line, for nothing else names it. A wrong offset could never
+/// become a wrong byte, but it would become EIO for ever.
+fn seal(placement: &Placement) -> Vec<u8> {
+    let bytes = placement.to_bytes();
+    let mut sealed = Digest::of(&bytes).to_hex().into_bytes();
+    sealed.push(b'\n');
+    sealed.extend(bytes);
+    sealed
+}
+
+fn unseal(sealed: &[u8]) -> Result<&[u8], FormatError> {
+    let (head, bytes) = sealed.split_at_checked(65).unwrap_or_default();
+    let found = Digest::of(bytes).to_hex();
+    if head.strip_suffix(b"\n") == Some(found.as_bytes()) {
+        return Ok(bytes);
+    }
+    let expected = String::from_utf8_lossy(head).into_owned();
+    Err(FormatError::new(
+        "digest of a kept placement",
+        expected,
+        found,
+    ))
 }
 
 /// See the head of this file.
@@ -103,7 +128,8 @@ impl LayerStore {
             .inspect_err(|error| tracing::warn!(layer = %digest, %error, "fetching a damaged manifest again"))
             .ok()?;
         let bytes = fs::read(folder.join(paths::PLACEMENT)).ok()?;
-        let placement = Placement::parse(&bytes, digest, &manifest)
+        let placement = unseal(&bytes)
+            .and_then(|bytes| Placement::parse(bytes, digest, &manifest))
             .inspect_err(|error| tracing::warn!(layer = %digest, %error, "fetching a damaged placement again"))
             .ok()?;
         Some((manifest, placement))
@@ -112,7 +138,7 @@ impl LayerStore {
     fn fetch(&self, folder: &Path, digest: &Digest) -> Result<(Manifest, Placement), LayersError> {
         let layer = self.origins.first(|origin| layer::open(origin, digest))?;
         self.keep(&folder.join(paths::MANIFEST), &layer.manifest.to_bytes())?;
-        self.keep(&folder.join(paths::PLACEMENT), &layer.placement.to_bytes())?;
+        self.keep(&folder.join(paths::PLACEMENT), &seal(&layer.placement))?;
         Ok((layer.manifest, layer.placement))
     }
 
@@ -141,7 +167,7 @@ impl LayerStore {
         };
         let placement = self.origins.first(read)?;
         let folder = self.paths.layer(&layer.digest);
-        self.keep(&folder.join(paths::PLACEMENT), &placement.to_bytes())?;
+        self.keep(&folder.join(paths::PLACEMENT), &seal(&placement))?;
         let layer = Arc::new(Layer {
             digest: layer.digest,
             manifest: layer.manifest.clone(),

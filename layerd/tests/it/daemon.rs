@@ -1,0 +1,231 @@
+//! A layerd of one test, its mounts, and a guard that leaves neither processes nor mounts behind.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use layerd_client::api::{Counters, Mount, MountRequest, Stats};
+use layerd_client::client::{Client, ClientError};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Longest wait for anything that must happen.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// Waits until `check` says yes.
+pub(crate) fn until(what: &str, mut check: impl FnMut() -> bool) {
+    let deadline = Instant::now() + SOON;
+    while !check() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Mounts at or below `folder`.
+pub(crate) fn mounts_below(folder: &Path) -> Vec<String> {
+    let folder = folder.to_str().unwrap();
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let points = text.lines().filter_map(|line| line.split(' ').nth(4));
+    points
+        .filter(|point| point.starts_with(folder))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Living processes that have `folder` on their command line.
+pub(crate) fn processes_of(folder: &Path) -> Vec<u32> {
+    let folder = folder.to_str().unwrap();
+    let pids = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let name = entry.ok()?.file_name();
+        name.to_str()?.parse::<u32>().ok()
+    });
+    pids.filter(|pid| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        *pid != std::process::id() && String::from_utf8_lossy(&line).contains(folder)
+    })
+    .collect()
+}
+
+/// Takes a mount away; it may be gone already.
+pub(crate) fn detach(point: &Path) {
+    if let Err(error) = rustix::mount::unmount(point, rustix::mount::UnmountFlags::DETACH) {
+        println!("{}: {error}", point.display());
+    }
+}
+
+fn signal(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    // It may have ended by itself.
+    if let Err(error) = kill_process(pid, signal) {
+        println!("{pid:?}: {error}");
+    }
+}
+
+/// See the head of this file.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    folder: PathBuf,
+    origins: Vec<String>,
+    extra: Vec<String>,
+    child: Option<Child>,
+}
+
+impl Daemon {
+    /// Starts layerd with its cache, socket and log in `folder` and waits until it answers.
+    pub(crate) fn start(folder: &Path, origins: &[String], extra: &[&str]) -> Self {
+        let mut daemon = Self {
+            folder: folder.to_owned(),
+            origins: origins.to_vec(),
+            extra: extra.iter().map(|s| (*s).to_owned()).collect(),
+            child: None,
+        };
+        daemon.restart();
+        daemon
+    }
+
+    /// The command that starts another one like it.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_layerd"));
+        for origin in &self.origins {
+            command.args(["--origin", origin]);
+        }
+        command
+            .arg("--cache")
+            .arg(self.cache())
+            .arg("--socket")
+            .arg(self.socket())
+            .args(&self.extra)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        command
+    }
+
+    /// Starts the control process (again) and waits until it answers.
+    pub(crate) fn restart(&mut self) {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.folder.join("log"))
+            .unwrap();
+        self.child = Some(self.command().stderr(log).spawn().unwrap());
+        until("layerd has a data plane", || {
+            let stats = self.client().stats();
+            stats.is_ok_and(|stats| stats.data_plane_pid.is_some())
+        });
+    }
+
+    pub(crate) fn cache(&self) -> PathBuf {
+        self.folder.join("cache")
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.folder.join("socket")
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::new(&self.socket())
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        self.client().stats().unwrap()
+    }
+
+    pub(crate) fn total(&self) -> Counters {
+        self.stats().total
+    }
+
+    pub(crate) fn try_mount(
+        &self,
+        refs: &[&str],
+        mountpoint: &Path,
+        rw: bool,
+    ) -> Result<Mount, ClientError> {
+        fs::create_dir_all(mountpoint).unwrap();
+        self.client().mount(&MountRequest {
+            refs: refs.iter().map(|s| (*s).to_owned()).collect(),
+            mountpoint: mountpoint.to_owned(),
+            rw,
+        })
+    }
+
+    pub(crate) fn mount(&self, refs: &[&str], mountpoint: &Path, rw: bool) -> Mount {
+        self.try_mount(refs, mountpoint, rw).unwrap()
+    }
+
+    /// Kills the control process.
+    pub(crate) fn kill_control(&mut self) {
+        let mut child = self.child.take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// Kills the data plane and waits until the control process has noticed.
+    pub(crate) fn kill_plane(&self) {
+        let dead = self.stats().data_plane_pid.unwrap();
+        signal(dead, Signal::KILL);
+        until("there is another data plane", || {
+            let pid = self.stats().data_plane_pid;
+            pid.is_some_and(|pid| pid != dead)
+        });
+    }
+
+    /// Sends a signal to the control process and waits for its end; whether it ended well.
+    pub(crate) fn end(&mut self, how: Signal) -> bool {
+        let mut child = self.child.take().unwrap();
+        signal(child.id(), how);
+        let mut status = None;
+        until("layerd ends", || {
+            status = child.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap().success()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            signal(child.id(), Signal::TERM);
+            let deadline = Instant::now() + SOON;
+            while child.try_wait().unwrap().is_none() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            drop(child.kill());
+            drop(child.wait());
+        }
+        for pid in processes_of(&self.cache()) {
+            signal(pid, Signal::KILL);
+        }
+        let left = mounts_below(&self.folder);
+        for point in left.iter().rev() {
+            detach(Path::new(point));
+        }
+        if std::thread::panicking() {
+            // Shown by the test runner when a test fails.
+            println!("--- log of layerd ---\n{}", self.log());
+        }
+    }
+}
+
+/// Reads `len` bytes at `offset`, past whatever the kernel has cached of the file.
+pub(crate) fn read_cold(path: &Path, offset: u64, len: usize) -> std::io::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random)?;
+    let mut bytes = vec![0; len];
+    file.read_exact_at(&mut bytes, offset)?;
+    Ok(bytes)
+}
+
+/// Reads a whole file, past whatever the kernel has cached of it.
+pub(crate) fn read_whole(path: &Path) -> std::io::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    drop(file);
+    fs::read(path)
+}

@@ -1,0 +1,125 @@
+//! Start, stop, and who may use what.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::process::Stdio;
+
+use layerd_client::api::ErrorKind;
+use layerd_client::client::ClientError;
+use rustix::process::Signal;
+
+use crate::daemon::{Daemon, mounts_below, processes_of};
+use crate::fixture::World;
+
+fn refused(error: ClientError) -> (ErrorKind, String) {
+    match error {
+        ClientError::Refused(error) => (error.kind, error.message),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn ending_leaves_no_mount_no_process_and_no_socket_also_while_files_are_open() {
+    for how in [Signal::TERM, Signal::INT] {
+        let world = World::new();
+        world.publish_data(1);
+        let mut daemon = Daemon::start(world.dir.path(), &[world.origin_url()], &[]);
+        let (mnt, rw) = (world.folder("mnt"), world.folder("rw"));
+        daemon.mount(&["base/t:1"], &mnt, false);
+        daemon.mount(&["base/t:1"], &rw, true);
+        let open = fs::File::open(mnt.join("data")).unwrap();
+        let written = fs::File::create(rw.join("new")).unwrap();
+        assert!(daemon.end(how));
+        assert_eq!(mounts_below(world.dir.path()), [""; 0]);
+        assert_eq!(processes_of(world.dir.path()), [0; 0]);
+        assert!(!daemon.socket().exists());
+        drop((open, written));
+    }
+}
+
+#[test]
+fn unmounting_the_last_composition_leaves_only_the_fuse_mount() {
+    let world = World::new();
+    world.publish_data(1);
+    let daemon = Daemon::start(world.dir.path(), &[world.origin_url()], &[]);
+    let (a, b) = (world.folder("a"), world.folder("b"));
+    daemon.mount(&["base/t:1"], &a, false);
+    daemon.mount(&["base/t:1"], &b, true);
+    let layers = daemon.cache().join("run/layers");
+    assert_eq!(mounts_below(&layers).len(), 1, "one mount a layer");
+    daemon.client().umount(&a).unwrap();
+    assert_eq!(mounts_below(&layers).len(), 1, "still used");
+    daemon.client().umount(&b).unwrap();
+    assert_eq!(mounts_below(world.dir.path()).len(), 1);
+    assert_eq!(
+        fs::read_dir(daemon.cache().join("run/fuse"))
+            .unwrap()
+            .count(),
+        0
+    );
+    assert_eq!(fs::read_dir(daemon.cache().join("rw")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_busy_composition_stays_whole() {
+    let world = World::new();
+    world.publish_data(1);
+    let daemon = Daemon::start(world.dir.path(), &[world.origin_url()], &[]);
+    let mnt = world.folder("mnt");
+    daemon.mount(&["base/t:1"], &mnt, false);
+    let open = fs::File::open(mnt.join("small")).unwrap();
+    let (kind, message) = refused(daemon.client().umount(&mnt).unwrap_err());
+    assert_eq!(kind, ErrorKind::Conflict);
+    assert!(message.contains("in use"), "{message}");
+    assert_eq!(fs::read(mnt.join("small")).unwrap(), b"hello\n");
+    drop(open);
+    daemon.client().umount(&mnt).unwrap();
+}
+
+#[test]
+fn wrong_requests_are_told_what_is_wrong() {
+    let world = World::new();
+    world.publish_data(1);
+    let daemon = Daemon::start(world.dir.path(), &[world.origin_url()], &[]);
+    let mnt = world.folder("mnt");
+    let cases = [
+        ("base/none:1", ErrorKind::NotFound, "base/none:1"),
+        ("nonsense", ErrorKind::Invalid, "axis/name:version"),
+        (&"0".repeat(64), ErrorKind::NotFound, "dsec layers"),
+    ];
+    for (reference, kind, part) in cases {
+        let (found, message) = refused(daemon.try_mount(&[reference], &mnt, false).unwrap_err());
+        assert_eq!(found, kind, "{message}");
+        assert!(message.contains(part), "{message}");
+    }
+    daemon.mount(&["base/t:1"], &mnt, false);
+    let (kind, _) = refused(daemon.try_mount(&["base/t:1"], &mnt, false).unwrap_err());
+    assert_eq!(kind, ErrorKind::Conflict);
+    let (kind, _) = refused(daemon.client().umount(&world.folder("other")).unwrap_err());
+    assert_eq!(kind, ErrorKind::NotFound);
+}
+
+#[test]
+fn a_second_daemon_is_refused_and_a_stale_socket_replaced() {
+    let world = World::new();
+    world.publish_data(1);
+    drop(UnixListener::bind(world.path("socket")).unwrap());
+    let daemon = Daemon::start(world.dir.path(), &[world.origin_url()], &[]);
+    let mode = fs::metadata(daemon.socket()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o660);
+    let run = |mut command: std::process::Command| {
+        let out = command.stderr(Stdio::piped()).output().unwrap();
+        assert!(!out.status.success());
+        String::from_utf8(out.stderr).unwrap()
+    };
+    let text = run(daemon.command());
+    assert!(text.contains("another layerd uses the cache"), "{text}");
+    let mut other = std::process::Command::new(env!("CARGO_BIN_EXE_layerd"));
+    other.args(["--origin", &world.origin_url()]);
+    other.arg("--cache").arg(world.path("cache2"));
+    other.arg("--socket").arg(daemon.socket());
+    let text = run(other);
+    assert!(text.contains("another layerd answers"), "{text}");
+    daemon.mount(&["base/t:1"], &world.folder("mnt"), false);
+}

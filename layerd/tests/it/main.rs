@@ -1,0 +1,19 @@
+//! layerd as its users meet it: real processes, real kernel mounts, an origin that misbehaves. Needs root.
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "helpers of tests fail by panicking and say why, as tests do"
+)]
+
+mod daemon;
+mod fixture;
+mod web;
+
+mod composing;
+mod damage;
+mod deaths;
+mod lifecycle;
+mod reading;
+mod space;
