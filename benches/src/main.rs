@@ -1,9 +1,19 @@
 //! Benchmarks of the layer store: cold starts side by side with the other ways to get a root file system,
 //! and comparisons with native paths. Everything is compared within one run on one machine.
 
+mod cold_start;
+mod command;
+mod corpus;
 mod error;
+mod host;
+mod mounts;
+mod native;
 mod origin;
+mod say;
+mod store;
+mod timed;
 mod units;
+mod workdir;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -12,7 +22,7 @@ use clap::{Parser, Subcommand};
 
 /// Measures the layer store beside eager, whole-image and native ways.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(name = "dsec-bench", version, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -20,18 +30,26 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    ColdStart(cold_start::ColdStartArgs),
     Origin(origin::OriginArgs),
+    #[command(hide = true)]
+    Get(origin::GetArgs),
+    #[command(hide = true)]
+    NativeMount(native::NativeMountArgs),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::ColdStart(args) => cold_start::run(&args),
         Command::Origin(args) => origin::run(&args),
+        Command::Get(args) => origin::get(&args),
+        Command::NativeMount(args) => native::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Nothing can be done where standard error is closed too; the exit code still tells.
-            drop(writeln!(std::io::stderr(), "dsec-bench: {error}"));
+            writeln!(std::io::stderr(), "dsec-bench: {error}").unwrap_or_default();
             ExitCode::FAILURE
         }
     }

@@ -9,6 +9,7 @@
 //! Besides `GET` and `HEAD` of files it answers `GET /__stats` (JSON), `POST /__reset` (counters to zero) and
 //! `POST /__set?delay_us=N&bandwidth=N` (0 = no cap); these neither wait nor count.
 
+mod client;
 mod connection;
 mod link;
 mod request;
@@ -23,7 +24,8 @@ use std::time::Duration;
 use crate::error::{Context, Result};
 use crate::units;
 
-pub(crate) use link::{Link, sleep_until_ns, now_ns, use_exact_timers};
+pub(crate) use client::{GetArgs, OriginProcess, Served, get};
+use link::{Link, now_ns, sleep_until_ns, use_exact_timers};
 
 /// Serves a folder as an origin with a settable delay and bandwidth.
 #[derive(Debug, clap::Args)]

@@ -1,0 +1,84 @@
+//! The times as an SVG: one panel for each workload and bandwidth, one bar for each way. The dark part of a bar
+//! ends at the first output, the light part at completion.
+
+use std::fmt::Write;
+
+use crate::cold_start::report::{Report, Row};
+use crate::units::{bandwidth_name, megabytes};
+
+const PANEL_WIDTH: f64 = 400.0;
+const LABEL_WIDTH: f64 = 92.0;
+/// Room for the numbers behind the longest bar.
+const NUMBERS_WIDTH: f64 = 118.0;
+const BAR_HEIGHT: f64 = 13.0;
+const BAR_STEP: f64 = 17.0;
+const TITLE_HEIGHT: f64 = 34.0;
+const MARGIN: f64 = 14.0;
+
+/// Draws a report.
+pub(super) fn svg(report: &Report) -> String {
+    let bandwidths = report.bandwidths();
+    let mut body = String::new();
+    let mut y = MARGIN + TITLE_HEIGHT;
+    let mut width = 0.0_f64;
+    for group in report.groups() {
+        let mut height = 0.0_f64;
+        let mut x = MARGIN;
+        for &bandwidth in &bandwidths {
+            let rows: Vec<_> =
+                report.rows.iter().filter(|row| row.workload == group && row.bandwidth == bandwidth).collect();
+            height = height.max(panel(&mut body, &rows, &format!("{group}, {}", bandwidth_name(bandwidth)), (x, y)));
+            x += PANEL_WIDTH + MARGIN;
+        }
+        width = width.max(x);
+        y += height + MARGIN;
+    }
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{y:.0}\" \
+         font-family=\"sans-serif\" font-size=\"11\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
+         <text x=\"{MARGIN}\" y=\"{MARGIN}\" dy=\"6\" font-size=\"15\" font-weight=\"bold\">Cold start: seconds to first \
+         output (dark) and to completion (light), and MB on the wire</text>\n{body}</svg>\n"
+    )
+}
+
+/// Draws one panel with its corner at `(x, y)`, and returns its height.
+fn panel(body: &mut String, rows: &[&Row], title: &str, (x, y): (f64, f64)) -> f64 {
+    let longest = rows.iter().map(|row| row.median.done_s).fold(1e-9, f64::max);
+    let scale = (PANEL_WIDTH - LABEL_WIDTH - NUMBERS_WIDTH) / longest;
+    // Writing to a string cannot fail.
+    writeln!(body, "<text x=\"{x:.1}\" y=\"{:.1}\" font-weight=\"bold\">{title}</text>", y + 11.0).unwrap_or_default();
+    let mut top = y + BAR_STEP;
+    for row in rows {
+        let (first, done) = (row.median.first_output_s, row.median.done_s);
+        let (dark, light) = colours(row.way);
+        let text_y = top + BAR_HEIGHT - 3.0;
+        let left = x + LABEL_WIDTH;
+        writeln!(
+            body,
+            "<text x=\"{:.1}\" y=\"{text_y:.1}\" text-anchor=\"end\">{}</text>\n\
+             <rect x=\"{left:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{BAR_HEIGHT}\" fill=\"{light}\"/>\n\
+             <rect x=\"{left:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{BAR_HEIGHT}\" fill=\"{dark}\"/>\n\
+             <text x=\"{:.1}\" y=\"{text_y:.1}\" fill=\"#444444\">{first:.2} / {done:.2} s, {:.1} MB</text>",
+            left - 6.0,
+            row.way,
+            done * scale,
+            first * scale,
+            left + done * scale + 5.0,
+            megabytes(row.median.wire_bytes),
+        )
+        .unwrap_or_default();
+        top += BAR_STEP;
+    }
+    top - y
+}
+
+/// A dark and a light colour for a way: the store under test stands out.
+fn colours(way: &str) -> (&'static str, &'static str) {
+    match way {
+        "on demand" => ("#b5460f", "#f2b58f"),
+        "cached" => ("#d98a2b", "#f5d9b0"),
+        "native" => ("#3f6b3f", "#b9d3b9"),
+        _ => ("#46607c", "#bccbdb"),
+    }
+}
