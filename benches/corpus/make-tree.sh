@@ -11,6 +11,7 @@ case "$TREE" in
 base-*) rmdir "$OUT"; . "$here/bases.sh" ;;
 workspace-*) . "$here/workspaces.sh" ;;
 toolkit-*) . "$here/toolkits.sh" ;;
+image-*) . "$here/images.sh" ;;
 *) echo "make-tree.sh: unknown tree $TREE" >&2; exit 2 ;;
 esac
 rm -f "$OUT.log"

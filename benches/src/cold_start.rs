@@ -14,6 +14,7 @@ mod workload;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub(crate) use needed::distinct_files;
 pub(crate) use sample::{middle, percentile};
 pub(crate) use ways::read_all;
 

@@ -12,12 +12,13 @@ use crate::say::progress;
 use crate::workdir::WorkDir;
 
 /// The scripts, carried in the binary so that it runs from anywhere.
-const SCRIPTS: [(&str, &str); 5] = [
+const SCRIPTS: [(&str, &str); 6] = [
     ("make-tree.sh", include_str!("../corpus/make-tree.sh")),
     ("lib.sh", include_str!("../corpus/lib.sh")),
     ("bases.sh", include_str!("../corpus/bases.sh")),
     ("workspaces.sh", include_str!("../corpus/workspaces.sh")),
     ("toolkits.sh", include_str!("../corpus/toolkits.sh")),
+    ("images.sh", include_str!("../corpus/images.sh")),
 ];
 
 /// A form in which a tree is downloaded.

@@ -3,6 +3,7 @@
 
 mod cold_start;
 mod command;
+mod compare;
 mod corpus;
 mod error;
 mod host;
@@ -31,6 +32,11 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     ColdStart(cold_start::ColdStartArgs),
+    Build(compare::build::BuildArgs),
+    Read(compare::read::ReadArgs),
+    Memory(compare::memory::MemoryArgs),
+    Mounts(compare::mount_many::MountsArgs),
+    Dedup(compare::dedup::DedupArgs),
     Origin(origin::OriginArgs),
     #[command(hide = true)]
     Get(origin::GetArgs),
@@ -41,6 +47,11 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::ColdStart(args) => cold_start::run(&args),
+        Command::Build(args) => compare::build::run(&args),
+        Command::Read(args) => compare::read::run(&args),
+        Command::Memory(args) => compare::memory::run(&args),
+        Command::Mounts(args) => compare::mount_many::run(&args),
+        Command::Dedup(args) => compare::dedup::run(&args),
         Command::Origin(args) => origin::run(&args),
         Command::Get(args) => origin::get(&args),
         Command::NativeMount(args) => native::run(&args),

@@ -51,14 +51,25 @@ impl Binaries {
     /// # Errors
     /// Where the build fails.
     pub(crate) fn build(&self, tree: &Path, layer: &str, origin: &Path) -> Result<Built> {
+        build(&mut self.build_command(tree, layer, origin))
+    }
+
+    /// As [`Self::build`], with a layer of the same origin as dictionary.
+    ///
+    /// # Errors
+    /// Where the build fails.
+    pub(crate) fn build_with_dict(&self, tree: &Path, layer: &str, origin: &Path, dict: &str) -> Result<Built> {
+        build(self.build_command(tree, layer, origin).args(["--dict", dict]))
+    }
+
+    fn build_command(&self, tree: &Path, layer: &str, origin: &Path) -> Command {
         let (axis, rest) = layer.split_once('/').unwrap_or(("base", layer));
         let (name, version) = rest.split_once(':').unwrap_or((rest, "1"));
         let origin = format!("dir:{}", origin.display());
         let mut build = Command::new(&self.dsec);
         build.arg("build").arg(tree);
         build.args(["--axis", axis, "--name", name, "--version", version, "--origin", &origin, "--json"]);
-        let output = command::run(&mut build)?;
-        serde_json::from_slice(&output).during(format!("reading what `{}` printed", command::shown(&build)))
+        build
     }
 
     /// The layer of a tree of the corpus, as in `base/gcc:1`.
@@ -92,6 +103,11 @@ impl Binaries {
         }
         Ok(store)
     }
+}
+
+fn build(command: &mut Command) -> Result<Built> {
+    let output = command::run(command)?;
+    serde_json::from_slice(&output).during(format!("reading what `{}` printed", command::shown(command)))
 }
 
 /// What `dsec build --json` says.

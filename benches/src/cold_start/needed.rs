@@ -57,7 +57,10 @@ pub(crate) fn measure(setting: &Setting<'_>, workload: &Workload) -> Result<Need
 }
 
 /// Regular files below a folder, one path for each inode, with their lengths.
-fn distinct_files(folder: &Path) -> Result<Vec<(PathBuf, u64)>> {
+///
+/// # Errors
+/// Where a folder cannot be listed.
+pub(crate) fn distinct_files(folder: &Path) -> Result<Vec<(PathBuf, u64)>> {
     let mut seen = HashSet::new();
     let mut files = Vec::new();
     let mut folders = vec![folder.to_owned()];

@@ -1,0 +1,141 @@
+//! `memory`: how often the page cache holds the same data when a whole tree is read, and how many reads that
+//! takes.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::{Common, make_erofs};
+use crate::cold_start::{distinct_files, middle, read_all};
+use crate::corpus;
+use crate::error::Result;
+use crate::host;
+use crate::mounts::{self, Backing};
+use crate::origin::OriginProcess;
+use crate::store::{Binaries, Layerd};
+use crate::units::megabytes;
+
+/// Largest growth of the page cache aimed at, in copies of the data.
+const COPIES_MAX: f64 = 1.15;
+
+/// Reads a whole tree and compares the growth of the page cache.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  dsec-bench memory --json memory.json")]
+pub(crate) struct MemoryArgs {
+    #[command(flatten)]
+    common: Common,
+    /// Tree of the corpus.
+    #[arg(long, default_value = "base-small")]
+    tree: String,
+}
+
+/// One way to read the tree.
+#[derive(Debug, Default, Serialize)]
+struct Row {
+    way: &'static str,
+    data_bytes: u64,
+    growth_bytes: u64,
+    /// Growth as a multiple of the data.
+    copies: f64,
+    seconds: f64,
+    /// Reads that reached the daemon through FUSE.
+    fuse_reads: u64,
+    /// Requests that the origin answered.
+    remote_requests: u64,
+    daemon_pss_bytes: u64,
+}
+
+/// Runs the comparison.
+///
+/// # Errors
+/// Where a mount fails.
+pub(crate) fn run(args: &MemoryArgs) -> Result<()> {
+    let (work, binaries) = args.common.open()?;
+    let tree = corpus::ensure_tree(&work, &args.tree)?;
+    let data_bytes = distinct_files(&tree)?.iter().map(|(_, len)| len).sum();
+    let image = work.folder("scratch")?.join("image.erofs");
+    make_erofs(&tree, &image)?;
+    let store = binaries.ensure_layers(&work, &[&args.tree])?;
+    let served = OriginProcess::start(&store)?;
+    served.set(args.common.delay, 0)?;
+    let at = work.folder("scratch/at")?;
+    let mut rows: [Vec<Row>; 4] = Default::default();
+    let [direct, buffered, on_demand, cached] = &mut rows;
+    let layer = [Binaries::layer_name(&args.tree)];
+    for _ in 0..args.common.runs {
+        for (rows, way, backing) in
+            [(&mut *direct, "native, directio", Backing::Direct), (&mut *buffered, "native, buffered", Backing::Buffered)]
+        {
+            let _mounted = mounts::erofs(&image, &at, backing)?;
+            rows.push(measure(way, &at, data_bytes)?);
+        }
+        // On demand first: it leaves everything in the cache for the second.
+        let cache = work.empty_folder("scratch/cache")?;
+        for (rows, way) in [(&mut *on_demand, "on demand"), (&mut *cached, "cached")] {
+            let mut daemon = Layerd::start(&binaries, served.url(), &cache)?;
+            daemon.mount(&layer, &at, false)?;
+            served.set(args.common.delay, 0)?;
+            let before = daemon.stats()?.total;
+            let mut row = measure(way, &at, data_bytes)?;
+            row.fuse_reads = daemon.stats()?.total.fuse_reads.saturating_sub(before.fuse_reads);
+            row.remote_requests = served.served()?.requests;
+            for pid in daemon.processes()? {
+                row.daemon_pss_bytes += host::pss_bytes(&pid)?;
+            }
+            rows.push(row);
+            daemon.stop()?;
+        }
+    }
+    work.empty_folder("scratch")?;
+    let rows: Vec<Row> = rows.into_iter().map(median).collect();
+    args.common.publish(&table(&rows), &rows)
+}
+
+/// Drops the caches, reads everything at `at`, and looks at what the page cache has gained.
+fn measure(way: &'static str, at: &Path, data_bytes: u64) -> Result<Row> {
+    // The walk itself, and the programs it needs, are not what is measured.
+    read_all(&at.join("etc"))?;
+    host::drop_caches()?;
+    let before = host::page_cache_bytes()?;
+    let began = std::time::Instant::now();
+    read_all(at)?;
+    let seconds = began.elapsed().as_secs_f64();
+    let growth_bytes = host::page_cache_bytes()?.saturating_sub(before);
+    Ok(Row { way, data_bytes, growth_bytes, copies: megabytes(growth_bytes) / megabytes(data_bytes), seconds, ..Row::default() })
+}
+
+/// The run with the median growth, with the median time of all.
+fn median(mut rows: Vec<Row>) -> Row {
+    let seconds = middle(rows.iter().map(|row| row.seconds).collect());
+    rows.sort_by_key(|row| row.growth_bytes);
+    let index = rows.len() / 2;
+    let row = rows.into_iter().nth(index).unwrap_or_default();
+    Row { seconds, ..row }
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut text = format!(
+        "{:<20}{:>10}{:>12}{:>8}{:>9}{:>12}{:>10}{:>9}\n",
+        "way", "data MB", "growth MB", "copies", "s", "FUSE reads", "requests", "PSS MB"
+    );
+    for row in rows {
+        // Writing to a string cannot fail.
+        writeln!(
+            text,
+            "{:<20}{:>10.1}{:>12.1}{:>8.2}{:>9.2}{:>12}{:>10}{:>9.1}",
+            row.way,
+            megabytes(row.data_bytes),
+            megabytes(row.growth_bytes),
+            row.copies,
+            row.seconds,
+            row.fuse_reads,
+            row.remote_requests,
+            megabytes(row.daemon_pss_bytes),
+        )
+        .unwrap_or_default();
+    }
+    let worst = rows.iter().filter(|row| row.fuse_reads > 0).map(|row| row.copies).fold(0.0, f64::max);
+    let met = if worst <= COPIES_MAX { "met" } else { "NOT MET" };
+    text + &format!("copies through the daemon: at most {worst:.2} ({met}: at most {COPIES_MAX})\n")
+}
