@@ -98,13 +98,21 @@ impl Setting<'_> {
 
     /// The local EROFS image of a tree.
     fn native_image(&self, tree: &str) -> PathBuf {
-        self.work.root().join("native").join(format!("{tree}.erofs"))
+        self.work
+            .root()
+            .join("native")
+            .join(format!("{tree}.erofs"))
     }
 
     fn sizes(&self, tree: &str) -> Result<Sizes> {
         let path = self.work.artifact(&format!("{tree}.tar.bytes"));
         let text = std::fs::read_to_string(&path).on("read", &path)?;
-        Ok(Sizes { tar_bytes: text.trim().parse().during(format!("reading {}", path.display()))? })
+        Ok(Sizes {
+            tar_bytes: text
+                .trim()
+                .parse()
+                .during(format!("reading {}", path.display()))?,
+        })
     }
 }
 
@@ -116,9 +124,15 @@ pub(crate) fn run(args: &ColdStartArgs) -> Result<()> {
     let workloads = workload::select(&args.workloads, args.small).map_err(Error::Unexpected)?;
     let work = WorkDir::open(args.work.as_deref())?;
     let binaries = Binaries::find(args.bin_dir.as_deref());
-    let mut ways = if args.ways.is_empty() { Way::ALL.to_vec() } else { args.ways.clone() };
+    let mut ways = if args.ways.is_empty() {
+        Way::ALL.to_vec()
+    } else {
+        args.ways.clone()
+    };
     if binaries.is_none() && ways.iter().any(|way| way.uses_store()) {
-        progress!("`dsec` and `layerd` were not found (--bin-dir): on demand and cached are left out");
+        progress!(
+            "`dsec` and `layerd` were not found (--bin-dir): on demand and cached are left out"
+        );
         ways.retain(|way| !way.uses_store());
     }
     prepare(&work, &workloads, &ways, binaries.as_ref())?;
@@ -130,7 +144,13 @@ pub(crate) fn run(args: &ColdStartArgs) -> Result<()> {
     let served = work.folder("origin")?;
     let _served_mount = mounts::tmpfs(&served)?;
     let origin = OriginProcess::start(&served)?;
-    let mut setting = Setting { work: &work, origin: &origin, binaries, delay: args.delay, bandwidth: 0 };
+    let mut setting = Setting {
+        work: &work,
+        origin: &origin,
+        binaries,
+        delay: args.delay,
+        bandwidth: 0,
+    };
     let mut report = Report::new(args.delay, args.runs);
     for workload in workloads {
         stage(&setting, workload, &ways, &served)?;
@@ -149,17 +169,29 @@ pub(crate) fn run(args: &ColdStartArgs) -> Result<()> {
 }
 
 /// Makes everything that is made once.
-fn prepare(work: &WorkDir, workloads: &[&Workload], ways: &[Way], binaries: Option<&Binaries>) -> Result<()> {
+fn prepare(
+    work: &WorkDir,
+    workloads: &[&Workload],
+    ways: &[Way],
+    binaries: Option<&Binaries>,
+) -> Result<()> {
     for tree in workloads.iter().flat_map(|workload| workload.trees) {
         // The native image is always needed: it tells which bytes a workload reads.
-        let forms = ways.iter().filter_map(|way| way.form()).chain([Form::ErofsZst]);
+        let forms = ways
+            .iter()
+            .filter_map(|way| way.form())
+            .chain([Form::ErofsZst]);
         for form in forms {
             corpus::ensure_artifact(work, tree, form)?;
         }
         corpus::ensure_tar_size(work, tree)?;
     }
     if let Some(binaries) = binaries.filter(|_| ways.iter().any(|way| way.uses_store())) {
-        let trees: Vec<_> = workloads.iter().flat_map(|workload| workload.trees).copied().collect();
+        let trees: Vec<_> = workloads
+            .iter()
+            .flat_map(|workload| workload.trees)
+            .copied()
+            .collect();
         binaries.ensure_layers(work, &trees)?;
     }
     Ok(())
@@ -169,21 +201,32 @@ fn prepare(work: &WorkDir, workloads: &[&Workload], ways: &[Way], binaries: Opti
 /// of it into the cache of the cached way.
 fn stage(setting: &Setting<'_>, workload: &Workload, ways: &[Way], served: &Path) -> Result<()> {
     progress!("{}: {}", workload.name, workload.what);
-    command::shell("rm -rf \"$1\"/* && mkdir \"$1/artifacts\"", &[served.as_os_str()])?;
+    command::shell(
+        "rm -rf \"$1\"/* && mkdir \"$1/artifacts\"",
+        &[served.as_os_str()],
+    )?;
     let native = setting.work.empty_folder("native")?;
     for tree in workload.trees {
         for form in ways.iter().filter_map(|way| way.form()) {
             let artifact = corpus::ensure_artifact(setting.work, tree, form)?;
-            let copy = served.join("artifacts").join(format!("{tree}.{}", form.extension()));
+            let copy = served
+                .join("artifacts")
+                .join(format!("{tree}.{}", form.extension()));
             std::fs::copy(&artifact, &copy).on("copy", &artifact)?;
         }
         let packed = corpus::ensure_artifact(setting.work, tree, Form::ErofsZst)?;
         let image = native.join(format!("{tree}.erofs"));
-        command::shell("zstd -dcq \"$1\" >\"$2\"", &[packed.as_os_str(), image.as_os_str()])?;
+        command::shell(
+            "zstd -dcq \"$1\" >\"$2\"",
+            &[packed.as_os_str(), image.as_os_str()],
+        )?;
     }
     if ways.iter().any(|way| way.uses_store()) {
         let store = setting.work.folder("store")?;
-        command::shell("cp -a \"$1\" \"$2/store\"", &[store.as_os_str(), served.as_os_str()])?;
+        command::shell(
+            "cp -a \"$1\" \"$2/store\"",
+            &[store.as_os_str(), served.as_os_str()],
+        )?;
     }
     if ways.contains(&Way::Cached) {
         setting.origin.set(Duration::ZERO, 0)?;
@@ -193,7 +236,13 @@ fn stage(setting: &Setting<'_>, workload: &Workload, ways: &[Way], served: &Path
 }
 
 /// All rounds of one workload at one bandwidth.
-fn compare(setting: &Setting<'_>, workload: &Workload, ways: &[Way], rounds: usize, report: &mut Report) {
+fn compare(
+    setting: &Setting<'_>,
+    workload: &Workload,
+    ways: &[Way],
+    rounds: usize,
+    report: &mut Report,
+) {
     let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); ways.len()];
     let mut failures: Vec<Option<String>> = vec![None; ways.len()];
     let mut expected: Option<Vec<String>> = None;
@@ -201,16 +250,19 @@ fn compare(setting: &Setting<'_>, workload: &Workload, ways: &[Way], rounds: usi
         // Each round begins with another way, so that none always follows the same one.
         let order = (0..ways.len()).map(|index| (index + round) % ways.len());
         for index in order {
-            let (Some(&way), Some(samples), Some(failure)) =
-                (ways.get(index), samples.get_mut(index), failures.get_mut(index))
-            else {
+            let (Some(&way), Some(samples), Some(failure)) = (
+                ways.get(index),
+                samples.get_mut(index),
+                failures.get_mut(index),
+            ) else {
                 continue;
             };
             match ways::run(setting, workload, way) {
                 Ok((sample, timed)) => {
                     let expected = expected.get_or_insert_with(|| timed.lines.clone());
                     if *expected != timed.lines {
-                        *failure = Some("its output differs from that of the other ways".to_owned());
+                        *failure =
+                            Some("its output differs from that of the other ways".to_owned());
                     }
                     samples.push(sample);
                 }

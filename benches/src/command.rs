@@ -12,7 +12,10 @@ const STDERR_SHOWN: usize = 2_000;
 /// # Errors
 /// Where it cannot be started or does not exit with 0.
 pub(crate) fn run(command: &mut Command) -> Result<Vec<u8>> {
-    let output = command.stdin(Stdio::null()).output().during(format!("starting {}", shown(command)))?;
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .during(format!("starting {}", shown(command)))?;
     checked(command, output)
 }
 
@@ -45,11 +48,16 @@ fn checked(command: &Command, output: Output) -> Result<Vec<u8>> {
 /// The end of what a program said.
 pub(crate) fn tail(text: &[u8]) -> String {
     let start = text.len().saturating_sub(STDERR_SHOWN);
-    String::from_utf8_lossy(text.get(start..).unwrap_or_default()).trim().to_owned()
+    String::from_utf8_lossy(text.get(start..).unwrap_or_default())
+        .trim()
+        .to_owned()
 }
 
 /// A command line as it would be typed, without quoting.
 pub(crate) fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
-    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    words
+        .map(|word| word.to_string_lossy())
+        .collect::<Vec<_>>()
+        .join(" ")
 }

@@ -71,19 +71,34 @@ impl Cost {
         let began = Instant::now();
         let result = work()?;
         let wall_s = began.elapsed().as_secs_f64();
-        Ok((Self { wall_s, cpu_s: host::cpu_s("self")? - cpu_before }, result))
+        Ok((
+            Self {
+                wall_s,
+                cpu_s: host::cpu_s("self")? - cpu_before,
+            },
+            result,
+        ))
     }
 }
 
 /// Bytes of all files below a folder.
 fn folder_bytes(folder: &Path) -> Result<u64> {
-    let line = "find \"$1\" -type f -printf '%s\\n' | awk '{ sum += $1 } END { printf \"%d\", sum }'";
+    let line =
+        "find \"$1\" -type f -printf '%s\\n' | awk '{ sum += $1 } END { printf \"%d\", sum }'";
     let output = command::shell(line, &[folder.as_os_str()])?;
-    String::from_utf8_lossy(&output).trim().parse().during(format!("adding up {}", folder.display()))
+    String::from_utf8_lossy(&output)
+        .trim()
+        .parse()
+        .during(format!("adding up {}", folder.display()))
 }
 
 /// Makes a plain EROFS image of a tree.
 fn make_erofs(tree: &Path, image: &Path) -> Result<()> {
-    command::run(Command::new("mkfs.erofs").arg("--quiet").arg(image).arg(tree))?;
+    command::run(
+        Command::new("mkfs.erofs")
+            .arg("--quiet")
+            .arg(image)
+            .arg(tree),
+    )?;
     Ok(())
 }

@@ -71,7 +71,12 @@ pub(crate) fn ensure_tree(work: &WorkDir, name: &str) -> Result<PathBuf> {
         let path = scripts.join(file);
         std::fs::write(&path, text).on("write", &path)?;
     }
-    command::run(Command::new("bash").arg(scripts.join("make-tree.sh")).arg(work.root()).arg(name))?;
+    command::run(
+        Command::new("bash")
+            .arg(scripts.join("make-tree.sh"))
+            .arg(work.root())
+            .arg(name),
+    )?;
     Ok(tree)
 }
 
@@ -90,7 +95,14 @@ pub(crate) fn ensure_artifact(work: &WorkDir, tree: &str, form: Form) -> Result<
     work.folder("artifacts")?;
     let unfinished = work.artifact(&format!("{name}.new"));
     let scratch = work.artifact(&format!("{name}.scratch"));
-    command::shell(form.recipe(), &[source.as_os_str(), unfinished.as_os_str(), scratch.as_os_str()])?;
+    command::shell(
+        form.recipe(),
+        &[
+            source.as_os_str(),
+            unfinished.as_os_str(),
+            scratch.as_os_str(),
+        ],
+    )?;
     std::fs::rename(&unfinished, &artifact).on("rename", &unfinished)?;
     Ok(artifact)
 }

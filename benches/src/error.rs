@@ -64,6 +64,9 @@ where
     }
 
     fn during(self, what: impl Display) -> Result<T> {
-        self.map_err(|error| Error::Other { what: what.to_string(), source: error.into() })
+        self.map_err(|error| Error::Other {
+            what: what.to_string(),
+            source: error.into(),
+        })
     }
 }

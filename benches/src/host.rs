@@ -17,23 +17,6 @@ pub(crate) fn drop_caches() -> Result<()> {
     std::fs::write(control, "3\n").on("write (as root)", control)
 }
 
-/// Reads files into the page cache.
-///
-/// # Errors
-/// Where one cannot be read.
-pub(crate) fn warm(files: &[PathBuf]) -> Result<()> {
-    for file in files {
-        std::fs::read(file).on("read", file)?;
-    }
-    Ok(())
-}
-
-/// Where a program of this name is found by `PATH`.
-pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|candidate| candidate.is_file())
-}
-
 /// Bytes that a process, and the children it has waited for, sent towards a disk: pages made dirty on file
 /// systems with a disk below, less what was removed before it was written (`/proc/PID/io`).
 ///
@@ -55,7 +38,11 @@ pub(crate) fn cpu_s(pid: &str) -> Result<f64> {
     let text = std::fs::read_to_string(&path).on("read", &path)?;
     // The name in parentheses may hold spaces; what follows it starts with field 3. utime is field 14.
     let after_name = text.rsplit_once(") ").map_or("", |(_, rest)| rest);
-    let ticks = after_name.split(' ').skip(11).take(4).filter_map(|field| field.parse::<f64>().ok());
+    let ticks = after_name
+        .split(' ')
+        .skip(11)
+        .take(4)
+        .filter_map(|field| field.parse::<f64>().ok());
     Ok(ticks.sum::<f64>() / TICKS_PER_S)
 }
 
@@ -66,7 +53,9 @@ pub(crate) fn cpu_s(pid: &str) -> Result<f64> {
 pub(crate) fn pss_bytes(pid: &str) -> Result<u64> {
     let path = PathBuf::from(format!("/proc/{pid}/smaps_rollup"));
     let text = std::fs::read_to_string(&path).on("read", &path)?;
-    number_after(&text, "Pss:").map(|kib| kib * 1024).ok_or_else(|| unexpected(&path, "Pss:"))
+    number_after(&text, "Pss:")
+        .map(|kib| kib * 1024)
+        .ok_or_else(|| unexpected(&path, "Pss:"))
 }
 
 /// Size of the page cache in bytes (`Cached` of `/proc/meminfo`).
@@ -76,7 +65,9 @@ pub(crate) fn pss_bytes(pid: &str) -> Result<u64> {
 pub(crate) fn page_cache_bytes() -> Result<u64> {
     let path = Path::new("/proc/meminfo");
     let text = std::fs::read_to_string(path).on("read", path)?;
-    number_after(&text, "Cached:").map(|kib| kib * 1024).ok_or_else(|| unexpected(path, "Cached:"))
+    number_after(&text, "Cached:")
+        .map(|kib| kib * 1024)
+        .ok_or_else(|| unexpected(path, "Cached:"))
 }
 
 /// A process and all its descendants that are alive.
@@ -87,21 +78,34 @@ pub(crate) fn process_tree(pid: u32) -> Result<Vec<u32>> {
     let proc = Path::new("/proc");
     let mut parents = Vec::new();
     for entry in std::fs::read_dir(proc).on("list", proc)?.flatten() {
-        let Some(child) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+        let Some(child) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<u32>().ok())
+        else {
             continue;
         };
         let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else {
             continue;
         };
         let fields = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-        if let Some(parent) = fields.split(' ').nth(1).and_then(|field| field.parse::<u32>().ok()) {
+        if let Some(parent) = fields
+            .split(' ')
+            .nth(1)
+            .and_then(|field| field.parse::<u32>().ok())
+        {
             parents.push((child, parent));
         }
     }
     let mut tree = vec![pid];
     let mut next = 0;
     while let Some(&parent) = tree.get(next) {
-        tree.extend(parents.iter().filter(|(_, of)| *of == parent).map(|(child, _)| *child));
+        tree.extend(
+            parents
+                .iter()
+                .filter(|(_, of)| *of == parent)
+                .map(|(child, _)| *child),
+        );
         next += 1;
     }
     Ok(tree)

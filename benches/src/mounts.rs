@@ -5,8 +5,9 @@
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
-    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount, move_mount, unmount,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, UnmountFlags,
+    fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount, move_mount,
+    unmount,
 };
 
 use crate::error::{Context, Result};
@@ -93,13 +94,24 @@ pub(crate) fn proc(root: &Path) -> Result<Mounted> {
 }
 
 fn plain(kind: &str, at: &Path) -> Result<Mounted> {
-    mount(kind, at, kind, MountFlags::empty(), None).during(format!("mounting {kind} at {}", at.display()))?;
+    mount(kind, at, kind, MountFlags::empty(), None)
+        .during(format!("mounting {kind} at {}", at.display()))?;
     Ok(Mounted::adopt(at))
 }
 
-fn attach(config: &rustix::fd::OwnedFd, at: &Path, attributes: MountAttrFlags) -> rustix::io::Result<Mounted> {
+fn attach(
+    config: &rustix::fd::OwnedFd,
+    at: &Path,
+    attributes: MountAttrFlags,
+) -> rustix::io::Result<Mounted> {
     fsconfig_create(config)?;
     let detached = fsmount(config, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
-    move_mount(&detached, "", rustix::fs::CWD, at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    move_mount(
+        &detached,
+        "",
+        rustix::fs::CWD,
+        at,
+        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
+    )?;
     Ok(Mounted::adopt(at))
 }

@@ -1,7 +1,7 @@
 //! `native-mount`: what `dsec mount` does, with local EROFS files. A process of its own, so that both pay for
 //! starting one.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::error::{Error, Result};
 use crate::mounts::{self, Backing, Mounted};
@@ -32,7 +32,11 @@ pub(crate) struct NativeMountArgs {
 /// # Errors
 /// Where a mount fails; what was mounted before is taken down again.
 pub(crate) fn run(args: &NativeMountArgs) -> Result<()> {
-    let backing = if args.buffered { Backing::Buffered } else { Backing::Direct };
+    let backing = if args.buffered {
+        Backing::Buffered
+    } else {
+        Backing::Direct
+    };
     let mut made = Vec::new();
     match (&args.lowers, &args.upper, args.images.as_slice()) {
         (Some(lowers), Some(upper), images) => {
@@ -72,14 +76,23 @@ impl NativeRoot {
     pub(crate) fn prepare(work: &WorkDir, count: usize, rw: bool) -> Result<Self> {
         let at = work.folder("scratch/root")?;
         let lowers = work.folder("scratch/lowers")?;
-        let upper = if rw { Some(work.folder("scratch/upper")?) } else { None };
+        let upper = if rw {
+            Some(work.folder("scratch/upper")?)
+        } else {
+            None
+        };
         let layers = match rw {
             false => vec![at.clone()],
             true => (0..count)
                 .map(|index| work.folder(&format!("scratch/lowers/{index}")))
                 .collect::<Result<_>>()?,
         };
-        Ok(Self { at, layers, upper, lowers })
+        Ok(Self {
+            at,
+            layers,
+            upper,
+            lowers,
+        })
     }
 
     /// Arguments of `native-mount`.
@@ -88,7 +101,12 @@ impl NativeRoot {
         arguments.extend(images.iter().map(Into::into));
         arguments.extend(["--at".into(), (&self.at).into()]);
         if let Some(upper) = &self.upper {
-            arguments.extend(["--lowers".into(), (&self.lowers).into(), "--upper".into(), upper.into()]);
+            arguments.extend([
+                "--lowers".into(),
+                (&self.lowers).into(),
+                "--upper".into(),
+                upper.into(),
+            ]);
         }
         arguments
     }
@@ -96,7 +114,10 @@ impl NativeRoot {
     /// Takes over the mounts, so that they are taken down with the result, the topmost first.
     pub(crate) fn adopt(&self) -> Vec<Mounted> {
         let composed = self.upper.as_ref().map(|_| Mounted::adopt(&self.at));
-        composed.into_iter().chain(self.layers.iter().map(|layer| Mounted::adopt(layer))).collect()
+        composed
+            .into_iter()
+            .chain(self.layers.iter().map(|layer| Mounted::adopt(layer)))
+            .collect()
     }
 }
 
@@ -107,10 +128,4 @@ impl NativeRoot {
 pub(crate) fn own_program() -> Result<PathBuf> {
     use crate::error::Context;
     std::env::current_exe().during("finding the own program")
-}
-
-/// Whether a path is a mount point that is still up.
-pub(crate) fn is_mounted(at: &Path) -> bool {
-    let text = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    text.lines().filter_map(|line| line.split(' ').nth(1)).any(|mounted| Path::new(mounted) == at)
 }

@@ -59,10 +59,13 @@ struct Shared {
 
 /// Listens, prints the address, and serves until the process is ended.
 pub(crate) fn run(args: &OriginArgs) -> Result<()> {
-    let listener = TcpListener::bind(args.listen).during(format!("listening on {}", args.listen))?;
+    let listener =
+        TcpListener::bind(args.listen).during(format!("listening on {}", args.listen))?;
     let address = listener.local_addr().during("asking for the own address")?;
     let mut stdout = std::io::stdout();
-    writeln!(stdout, "http://{address}").and_then(|()| stdout.flush()).during("printing the address")?;
+    writeln!(stdout, "http://{address}")
+        .and_then(|()| stdout.flush())
+        .during("printing the address")?;
     let shared = Arc::new(Shared {
         root: args.root.clone(),
         delay_ns: AtomicU64::new(u64::try_from(args.delay.as_nanos()).unwrap_or(u64::MAX)),

@@ -14,7 +14,10 @@ pub(crate) fn print(text: &str) -> crate::error::Result<()> {
     use crate::error::Context;
     use std::io::Write;
     let mut stdout = std::io::stdout().lock();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).during("writing the results")
+    stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+        .during("writing the results")
 }
 
 pub(crate) use progress;

@@ -30,7 +30,10 @@ impl Binaries {
     pub(crate) fn find(folder: Option<&Path>) -> Option<Self> {
         let own = std::env::current_exe().ok()?;
         let folder = folder.or_else(|| own.parent())?;
-        let binaries = Self { dsec: folder.join("dsec"), layerd: folder.join("layerd") };
+        let binaries = Self {
+            dsec: folder.join("dsec"),
+            layerd: folder.join("layerd"),
+        };
         (binaries.dsec.is_file() && binaries.layerd.is_file()).then_some(binaries)
     }
 
@@ -58,8 +61,17 @@ impl Binaries {
     ///
     /// # Errors
     /// Where the build fails.
-    pub(crate) fn build_with_dict(&self, tree: &Path, layer: &str, origin: &Path, dict: &str) -> Result<Built> {
-        build(self.build_command(tree, layer, origin).args(["--dict", dict]))
+    pub(crate) fn build_with_dict(
+        &self,
+        tree: &Path,
+        layer: &str,
+        origin: &Path,
+        dict: &str,
+    ) -> Result<Built> {
+        build(
+            self.build_command(tree, layer, origin)
+                .args(["--dict", dict]),
+        )
     }
 
     fn build_command(&self, tree: &Path, layer: &str, origin: &Path) -> Command {
@@ -68,7 +80,17 @@ impl Binaries {
         let origin = format!("dir:{}", origin.display());
         let mut build = Command::new(&self.dsec);
         build.arg("build").arg(tree);
-        build.args(["--axis", axis, "--name", name, "--version", version, "--origin", &origin, "--json"]);
+        build.args([
+            "--axis",
+            axis,
+            "--name",
+            name,
+            "--version",
+            version,
+            "--origin",
+            &origin,
+            "--json",
+        ]);
         build
     }
 
@@ -84,7 +106,11 @@ impl Binaries {
     /// Where a tree cannot be made or built.
     pub(crate) fn ensure_layers(&self, work: &WorkDir, trees: &[&str]) -> Result<PathBuf> {
         let metadata = std::fs::metadata(&self.dsec).on("look at", &self.dsec)?;
-        let made_by = format!("{} {:?}\n", metadata.len(), metadata.modified().on("look at", &self.dsec)?);
+        let made_by = format!(
+            "{} {:?}\n",
+            metadata.len(),
+            metadata.modified().on("look at", &self.dsec)?
+        );
         let marker = work.root().join("store.made-by");
         if std::fs::read_to_string(&marker).is_ok_and(|text| text != made_by) {
             // Another build of the program may lay layers out in another way.
@@ -107,15 +133,17 @@ impl Binaries {
 
 fn build(command: &mut Command) -> Result<Built> {
     let output = command::run(command)?;
-    serde_json::from_slice(&output).during(format!("reading what `{}` printed", command::shown(command)))
+    serde_json::from_slice(&output).during(format!(
+        "reading what `{}` printed",
+        command::shown(command)
+    ))
 }
 
 /// What `dsec build --json` says.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Built {
-    pub(crate) layer: String,
+    /// Bytes of file data in the source.
     pub(crate) bytes_in: u64,
-    pub(crate) bytes_stored: u64,
 }
 
 /// What `dsec stats --json` says, as far as it is used here.
@@ -134,8 +162,6 @@ pub(crate) struct Counters {
     pub(crate) fetched_plain_bytes: u64,
     pub(crate) needed_bytes: u64,
     pub(crate) fuse_reads: u64,
-    pub(crate) remote_requests: u64,
-    pub(crate) remote_bytes: u64,
 }
 
 /// A running `layerd`, ended (with its mounts) when this is dropped.
@@ -161,10 +187,23 @@ impl Layerd {
             std::fs::remove_file(&socket).on("remove", &socket)?;
         }
         let mut start = Command::new(&binaries.layerd);
-        start.args(["--origin", origin, "--cache"]).arg(cache).arg("--socket").arg(&socket);
-        let child = start.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
+        start
+            .args(["--origin", origin, "--cache"])
+            .arg(cache)
+            .arg("--socket")
+            .arg(&socket);
+        let child = start
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn();
         let child = child.during(format!("starting {}", command::shown(&start)))?;
-        let mut layerd = Self { child, socket, binaries: binaries.clone(), mountpoints: Vec::new() };
+        let mut layerd = Self {
+            child,
+            socket,
+            binaries: binaries.clone(),
+            mountpoints: Vec::new(),
+        };
         let deadline = Instant::now() + LAYERD_WAIT_MAX;
         while std::os::unix::net::UnixStream::connect(&layerd.socket).is_err() {
             let ended = layerd.child.try_wait().during("looking at layerd")?;
@@ -184,7 +223,12 @@ impl Layerd {
     /// The command that mounts layers; run it on the clock, then [`Self::adopt`] the mount.
     pub(crate) fn mount_command(&self, layers: &[String], at: &Path, rw: bool) -> Command {
         let mut mount = Command::new(&self.binaries.dsec);
-        mount.arg("mount").args(layers).arg(at).arg("--socket").arg(&self.socket);
+        mount
+            .arg("mount")
+            .args(layers)
+            .arg(at)
+            .arg("--socket")
+            .arg(&self.socket);
         if rw {
             mount.arg("--rw");
         }
@@ -212,7 +256,13 @@ impl Layerd {
     /// Where `dsec umount` fails.
     pub(crate) fn umount(&mut self, at: &Path) -> Result<()> {
         self.mountpoints.retain(|mounted| mounted != at);
-        command::run(Command::new(&self.binaries.dsec).arg("umount").arg(at).arg("--socket").arg(&self.socket))?;
+        command::run(
+            Command::new(&self.binaries.dsec)
+                .arg("umount")
+                .arg(at)
+                .arg("--socket")
+                .arg(&self.socket),
+        )?;
         Ok(())
     }
 
@@ -222,7 +272,9 @@ impl Layerd {
     /// Where it does not answer.
     pub(crate) fn stats(&self) -> Result<Stats> {
         let mut stats = Command::new(&self.binaries.dsec);
-        stats.args(["stats", "--json", "--socket"]).arg(&self.socket);
+        stats
+            .args(["stats", "--json", "--socket"])
+            .arg(&self.socket);
         let output = command::run(&mut stats)?;
         serde_json::from_slice(&output).during("reading what `dsec stats --json` printed")
     }
@@ -254,7 +306,9 @@ impl Layerd {
 
     /// SIGTERM, then SIGKILL where that is not obeyed in time.
     fn terminate(&mut self) {
-        let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
+        let pid = i32::try_from(self.child.id())
+            .ok()
+            .and_then(rustix::process::Pid::from_raw);
         if let Some(pid) = pid {
             rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap_or_default();
         }

@@ -4,10 +4,13 @@ use std::time::Duration;
 
 /// Parses `1ms`, `250us`, `2s` or `0`.
 pub(crate) fn parse_delay(text: &str) -> Result<Duration, String> {
-    let expected = || format!("`{text}` is not a delay: expected a number with us, ms or s, as in 1ms");
-    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let expected =
+        || format!("`{text}` is not a delay: expected a number with us, ms or s, as in 1ms");
+    let split = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
-    let number: f64 = number.parse().map_err(|_| expected())?;
+    let number: f64 = number.parse().ok().ok_or_else(expected)?;
     let scale = match unit {
         "us" => 1e-6,
         "ms" => 1e-3,
@@ -15,7 +18,9 @@ pub(crate) fn parse_delay(text: &str) -> Result<Duration, String> {
         "" if number == 0.0 => 1.0,
         _ => return Err(expected()),
     };
-    Duration::try_from_secs_f64(number * scale).map_err(|_| expected())
+    Duration::try_from_secs_f64(number * scale)
+        .ok()
+        .ok_or_else(expected)
 }
 
 /// Parses `25MB/s`, `25` (also MB/s) or `none` into bytes per second; 0 means no cap.
@@ -26,7 +31,9 @@ pub(crate) fn parse_bandwidth(text: &str) -> Result<u64, String> {
     let number = text.strip_suffix("MB/s").unwrap_or(text);
     match number.parse::<u64>() {
         Ok(megabytes) if megabytes > 0 => Ok(megabytes * 1_000_000),
-        _ => Err(format!("`{text}` is not a bandwidth: expected MB/s as in 25 or 25MB/s, or none")),
+        _ => Err(format!(
+            "`{text}` is not a bandwidth: expected MB/s as in 25 or 25MB/s, or none"
+        )),
     }
 }
 

@@ -65,5 +65,8 @@ impl WorkDir {
 fn default_root() -> PathBuf {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
-    cache.or_else(home).unwrap_or_else(|| PathBuf::from("/var/cache")).join("dsec-bench")
+    cache
+        .or_else(home)
+        .unwrap_or_else(|| PathBuf::from("/var/cache"))
+        .join("dsec-bench")
 }

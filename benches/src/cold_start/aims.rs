@@ -26,12 +26,24 @@ pub(super) struct Aim {
 impl Aim {
     fn at_most(aim: impl Into<String>, limit: f64, measured: Option<f64>) -> Self {
         let met = measured.map(|measured| measured <= limit);
-        Self { aim: aim.into(), at_most: Some(limit), at_least: None, measured, met }
+        Self {
+            aim: aim.into(),
+            at_most: Some(limit),
+            at_least: None,
+            measured,
+            met,
+        }
     }
 
     fn at_least(aim: impl Into<String>, limit: f64, measured: Option<f64>) -> Self {
         let met = measured.map(|measured| measured >= limit);
-        Self { aim: aim.into(), at_most: None, at_least: Some(limit), measured, met }
+        Self {
+            aim: aim.into(),
+            at_most: None,
+            at_least: Some(limit),
+            measured,
+            met,
+        }
     }
 
     /// As it stands below the table.
@@ -40,19 +52,28 @@ impl Aim {
             (Some(limit), _) => ("<=", limit),
             (None, limit) => (">=", limit.unwrap_or(0.0)),
         };
-        let measured = self.measured.map_or_else(|| "-".to_owned(), |measured| format!("{measured:.2}"));
+        let measured = self
+            .measured
+            .map_or_else(|| "-".to_owned(), |measured| format!("{measured:.2}"));
         let verdict = match self.met {
             Some(true) => "met",
             Some(false) => "NOT MET",
             None => "not measured",
         };
-        format!("  {:<72}{sign} {limit:<6}{measured:>8}  {verdict}\n", self.aim)
+        format!(
+            "  {:<72}{sign} {limit:<6}{measured:>8}  {verdict}\n",
+            self.aim
+        )
     }
 }
 
 /// Compares a finished report with the aims.
 pub(super) fn judge(report: &Report) -> Vec<Aim> {
-    let first = |workload, way, bandwidth| report.row(workload, way, bandwidth).map(|r| r.median.first_output_s);
+    let first = |workload, way, bandwidth| {
+        report
+            .row(workload, way, bandwidth)
+            .map(|r| r.median.first_output_s)
+    };
     let ratio = |of: Option<f64>, to: Option<f64>| of.zip(to).map(|(of, to)| of / to);
     let w1 = |way| report.row("W1", way, 0).map(|row| &row.median);
     let own = w1(Way::OnDemand);
@@ -65,7 +86,10 @@ pub(super) fn judge(report: &Report) -> Vec<Aim> {
         Aim::at_most(
             "W1 on demand, first output, 25 MB/s: multiple of native",
             5.7,
-            ratio(first("W1", Way::OnDemand, SLOW), first("W1", Way::Native, SLOW)),
+            ratio(
+                first("W1", Way::OnDemand, SLOW),
+                first("W1", Way::Native, SLOW),
+            ),
         ),
         Aim::at_least(
             "W1 on demand, first output, no cap: times faster than eager tar.gz",
@@ -85,15 +109,25 @@ pub(super) fn judge(report: &Report) -> Vec<Aim> {
         Aim::at_most(
             "W1: `dsec mount` with local metadata over the native mount, ms",
             5.0,
-            w1(Way::Cached).zip(w1(Way::Native)).map(|(own, native)| (own.mount_s - native.mount_s) * 1e3),
+            w1(Way::Cached)
+                .zip(w1(Way::Native))
+                .map(|(own, native)| (own.mount_s - native.mount_s) * 1e3),
         ),
     ];
     per_workload(report, &mut aims);
     let written = |way| {
-        let group = if report.row(TOTAL, way, 0).is_some() { TOTAL } else { "W1" };
-        report.row(group, way, 0).map(|row| row.median.distribution_written_bytes)
+        let group = if report.row(TOTAL, way, 0).is_some() {
+            TOTAL
+        } else {
+            "W1"
+        };
+        report
+            .row(group, way, 0)
+            .map(|row| row.median.distribution_written_bytes)
     };
-    let less = written(Way::OnDemand).zip(written(Way::EagerZst)).and_then(|(own, eager)| share(own, eager));
+    let less = written(Way::OnDemand)
+        .zip(written(Way::EagerZst))
+        .and_then(|(own, eager)| share(own, eager));
     aims.push(Aim::at_least(
         "all workloads: % less written to disk for distribution than eager tar.zst",
         90.0,
@@ -105,19 +139,32 @@ pub(super) fn judge(report: &Report) -> Vec<Aim> {
 /// The aims that hold for each workload on its own.
 fn per_workload(report: &Report, aims: &mut Vec<Aim>) {
     for workload in report.groups() {
-        let Some(own) = report.row(workload, Way::OnDemand, 0).map(|row| &row.median) else {
+        let Some(own) = report
+            .row(workload, Way::OnDemand, 0)
+            .map(|row| &row.median)
+        else {
             continue;
         };
         let needed = report.needed(workload).needed_bytes;
         // W2 reads no file data beyond a few libraries: its ratio says nothing.
         if ![BUILDS, TOTAL, "W2"].contains(&workload) {
             let plain = share(own.plain_bytes, needed);
-            aims.push(Aim::at_most(format!("{workload} on demand: plain bytes fetched / needed"), 2.2, plain));
+            aims.push(Aim::at_most(
+                format!("{workload} on demand: plain bytes fetched / needed"),
+                2.2,
+                plain,
+            ));
             let wire = share(own.wire_bytes, needed);
-            aims.push(Aim::at_most(format!("{workload} on demand: bytes on the wire / needed"), 1.0, wire));
+            aims.push(Aim::at_most(
+                format!("{workload} on demand: bytes on the wire / needed"),
+                1.0,
+                wire,
+            ));
         }
         if !["W1", "W2", "W3", TOTAL].contains(&workload) {
-            let cached = report.row(workload, Way::Cached, 0).map(|row| row.median.done_s);
+            let cached = report
+                .row(workload, Way::Cached, 0)
+                .map(|row| row.median.done_s);
             aims.push(Aim::at_most(
                 format!("{workload} on demand, to completion, no cap: multiple of cached"),
                 1.1,

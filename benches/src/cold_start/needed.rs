@@ -37,13 +37,17 @@ pub(crate) struct Needed {
 pub(crate) fn measure(setting: &Setting<'_>, workload: &Workload) -> Result<Needed> {
     setting.work.empty_folder("scratch")?;
     host::drop_caches()?;
-    let images: Vec<_> = workload.trees.iter().map(|tree| setting.native_image(tree)).collect();
+    let images: Vec<_> = workload
+        .trees
+        .iter()
+        .map(|tree| setting.native_image(tree))
+        .collect();
     let root = NativeRoot::prepare(setting.work, images.len(), workload.writes)?;
     let mut mounted = ways::native_mount(setting, workload, &images, &[])?;
     if workload.writes {
         mounted.insert(0, mounts::proc(&root.at)?);
     }
-    timed::chroot(&root.at, workload.command, Instant::now())?;
+    timed::chroot_without_network(&root.at, workload.command, Instant::now())?;
     let mut needed = Needed::default();
     for layer in &root.layers {
         let files = distinct_files(layer)?;
@@ -80,8 +84,13 @@ pub(crate) fn distinct_files(folder: &Path) -> Result<Vec<(PathBuf, u64)>> {
 
 fn cached_bytes<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<u64> {
     let mut fincore = Command::new("fincore");
-    fincore.args(["--bytes", "--raw", "--noheadings", "--output", "RES", "--"]).args(files);
+    fincore
+        .args(["--bytes", "--raw", "--noheadings", "--output", "RES", "--"])
+        .args(files);
     let output = command::run(&mut fincore)?;
     let text = String::from_utf8_lossy(&output);
-    Ok(text.lines().filter_map(|line| line.trim().parse::<u64>().ok()).sum())
+    Ok(text
+        .lines()
+        .filter_map(|line| line.trim().parse::<u64>().ok())
+        .sum())
 }

@@ -25,9 +25,17 @@ pub(super) fn svg(report: &Report) -> String {
         let mut height = 0.0_f64;
         let mut x = MARGIN;
         for &bandwidth in &bandwidths {
-            let rows: Vec<_> =
-                report.rows.iter().filter(|row| row.workload == group && row.bandwidth == bandwidth).collect();
-            height = height.max(panel(&mut body, &rows, &format!("{group}, {}", bandwidth_name(bandwidth)), (x, y)));
+            let rows: Vec<_> = report
+                .rows
+                .iter()
+                .filter(|row| row.workload == group && row.bandwidth == bandwidth)
+                .collect();
+            height = height.max(panel(
+                &mut body,
+                &rows,
+                &format!("{group}, {}", bandwidth_name(bandwidth)),
+                (x, y),
+            ));
             x += PANEL_WIDTH + MARGIN;
         }
         width = width.max(x);
@@ -44,10 +52,18 @@ pub(super) fn svg(report: &Report) -> String {
 
 /// Draws one panel with its corner at `(x, y)`, and returns its height.
 fn panel(body: &mut String, rows: &[&Row], title: &str, (x, y): (f64, f64)) -> f64 {
-    let longest = rows.iter().map(|row| row.median.done_s).fold(1e-9, f64::max);
+    let longest = rows
+        .iter()
+        .map(|row| row.median.done_s)
+        .fold(1e-9, f64::max);
     let scale = (PANEL_WIDTH - LABEL_WIDTH - NUMBERS_WIDTH) / longest;
     // Writing to a string cannot fail.
-    writeln!(body, "<text x=\"{x:.1}\" y=\"{:.1}\" font-weight=\"bold\">{title}</text>", y + 11.0).unwrap_or_default();
+    writeln!(
+        body,
+        "<text x=\"{x:.1}\" y=\"{:.1}\" font-weight=\"bold\">{title}</text>",
+        y + 11.0
+    )
+    .unwrap_or_default();
     let mut top = y + BAR_STEP;
     for row in rows {
         let (first, done) = (row.median.first_output_s, row.median.done_s);

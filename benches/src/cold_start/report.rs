@@ -106,7 +106,9 @@ impl Report {
 
     /// The row of a workload (or total) in a way.
     pub(super) fn row(&self, workload: &str, way: Way, bandwidth: u64) -> Option<&Row> {
-        let same = |row: &&Row| row.workload == workload && row.way == way.name() && row.bandwidth == bandwidth;
+        let same = |row: &&Row| {
+            row.workload == workload && row.way == way.name() && row.bandwidth == bandwidth
+        };
         self.rows.iter().find(same)
     }
 
@@ -138,7 +140,11 @@ impl Report {
 
     /// Names of workloads and totals, in order.
     pub(super) fn groups(&self) -> Vec<&'static str> {
-        let mut groups: Vec<_> = self.workloads.iter().map(|described| described.name).collect();
+        let mut groups: Vec<_> = self
+            .workloads
+            .iter()
+            .map(|described| described.name)
+            .collect();
         let totals = [BUILDS, TOTAL].into_iter();
         groups.extend(totals.filter(|total| self.rows.iter().any(|row| row.workload == *total)));
         groups
@@ -146,7 +152,12 @@ impl Report {
 
     /// Adds totals, ratios and aims when all rows are there.
     pub(super) fn finish(&mut self) {
-        let builds: Vec<_> = self.workloads.iter().filter(|d| d.builds).map(|d| d.name).collect();
+        let builds: Vec<_> = self
+            .workloads
+            .iter()
+            .filter(|d| d.builds)
+            .map(|d| d.name)
+            .collect();
         let all: Vec<_> = self.workloads.iter().map(|d| d.name).collect();
         if builds.len() > 1 && builds.len() < all.len() {
             self.add_total(BUILDS, &builds);
@@ -164,19 +175,26 @@ impl Report {
     fn add_total(&mut self, name: &'static str, of: &[&str]) {
         for bandwidth in self.bandwidths() {
             for way in Way::ALL {
-                let parts: Vec<_> = of.iter().filter_map(|workload| self.row(workload, way, bandwidth)).collect();
+                let parts: Vec<_> = of
+                    .iter()
+                    .filter_map(|workload| self.row(workload, way, bandwidth))
+                    .collect();
                 // A total that leaves a workload out would look better than it is.
                 if parts.len() == of.len() && parts.iter().all(|row| row.failure.is_none()) {
                     let mut sum = Sample::default();
                     parts.iter().for_each(|row| sum.add(&row.median));
-                    self.rows.push(Row::new(name, way, bandwidth, vec![sum], None));
+                    self.rows
+                        .push(Row::new(name, way, bandwidth, vec![sum], None));
                 }
             }
         }
     }
 
     fn ratios(&self, row: &Row) -> Ratios {
-        let beside = |way| self.row(row.workload, way, row.bandwidth).filter(|row| row.failure.is_none());
+        let beside = |way| {
+            self.row(row.workload, way, row.bandwidth)
+                .filter(|row| row.failure.is_none())
+        };
         let (native, eager) = (beside(Way::Native), beside(Way::EagerGz));
         let needed = self.needed(row.workload);
         let own = &row.median;
@@ -186,7 +204,8 @@ impl Report {
         Ratios {
             first_output_to_native: native.map(|of| own.first_output_s / of.median.first_output_s),
             done_to_native: native.map(|of| own.done_s / of.median.done_s),
-            first_output_speedup_over_tar_gz: eager.map(|of| of.median.first_output_s / own.first_output_s),
+            first_output_speedup_over_tar_gz: eager
+                .map(|of| of.median.first_output_s / own.first_output_s),
             done_speedup_over_tar_gz: eager.map(|of| of.median.done_s / own.done_s),
             fetched_share: share(own.plain_bytes, needed.image_bytes),
             needed_share: share(needed.needed_bytes, needed.image_bytes),
@@ -219,7 +238,11 @@ impl Report {
 
     fn table_group(&self, text: &mut String, group: &str, bandwidth: u64) {
         let needed = self.needed(group);
-        let what = self.workloads.iter().find(|d| d.name == group).map_or("sum", |d| d.what);
+        let what = self
+            .workloads
+            .iter()
+            .find(|d| d.name == group)
+            .map_or("sum", |d| d.what);
         let percent = share(needed.needed_bytes, needed.image_bytes).unwrap_or(0.0) * 100.0;
         // Writing to a string cannot fail.
         writeln!(
@@ -233,7 +256,10 @@ impl Report {
             "dmn s", "PSS MB",
         )
         .unwrap_or_default();
-        let rows = self.rows.iter().filter(|row| row.workload == group && row.bandwidth == bandwidth);
+        let rows = self
+            .rows
+            .iter()
+            .filter(|row| row.workload == group && row.bandwidth == bandwidth);
         for row in rows {
             writeln!(text, "{}", row.line()).unwrap_or_default();
         }
@@ -249,7 +275,15 @@ impl Row {
         failure: Option<String>,
     ) -> Self {
         let median = Sample::median(&samples);
-        Self { workload, way: way.name(), bandwidth, median, ratios: Ratios::default(), failure, samples }
+        Self {
+            workload,
+            way: way.name(),
+            bandwidth,
+            median,
+            ratios: Ratios::default(),
+            failure,
+            samples,
+        }
     }
 
     /// The row as it stands in the table.
@@ -258,8 +292,13 @@ impl Row {
             return format!("{:<14}failed: {failure}", self.way);
         }
         let own = &self.median;
-        let multiple = |ratio: Option<f64>| ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
-        let percent = self.ratios.fetched_share.map_or_else(|| "-".to_owned(), |s| format!("{:.1}", s * 100.0));
+        let multiple = |ratio: Option<f64>| {
+            ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"))
+        };
+        let percent = self
+            .ratios
+            .fetched_share
+            .map_or_else(|| "-".to_owned(), |s| format!("{:.1}", s * 100.0));
         format!(
             "{:<14}{:>8.3}{:>8.3}{:>8.3}{:>7}{:>7}{:>9.1}{:>9.1}{:>8}{:>7}{:>9.1}{:>9.1}{:>7.2}{:>7.2}{:>7.1}",
             self.way,

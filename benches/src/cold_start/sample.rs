@@ -75,13 +75,20 @@ pub(crate) fn middle(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     let upper = values.len() / 2;
     let at = |index: usize| values.get(index).copied().unwrap_or(0.0);
-    if values.len() % 2 == 1 { at(upper) } else { (at(upper.saturating_sub(1)) + at(upper)) / 2.0 }
+    if values.len() % 2 == 1 {
+        at(upper)
+    } else {
+        (at(upper.saturating_sub(1)) + at(upper)) / 2.0
+    }
 }
 
 /// The middle value, the lower of the two in the middle; 0 of none.
 fn middle_whole(mut values: Vec<u64>) -> u64 {
     values.sort_unstable();
-    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0)
+    values
+        .get(values.len().saturating_sub(1) / 2)
+        .copied()
+        .unwrap_or(0)
 }
 
 /// The value below which a share of the values lies, by the nearest-rank rule; 0 of none.

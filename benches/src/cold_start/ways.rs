@@ -39,8 +39,14 @@ pub(crate) enum Way {
 }
 
 impl Way {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::EagerGz, Self::EagerZst, Self::Whole, Self::OnDemand, Self::Cached, Self::Native];
+    pub(crate) const ALL: [Self; 6] = [
+        Self::EagerGz,
+        Self::EagerZst,
+        Self::Whole,
+        Self::OnDemand,
+        Self::Cached,
+        Self::Native,
+    ];
 
     /// Its name in tables and JSON.
     pub(crate) const fn name(self) -> &'static str {
@@ -87,7 +93,11 @@ pub(crate) fn run(setting: &Setting<'_>, workload: &Workload, way: Way) -> Resul
     host::drop_caches()?;
     warm_programs(setting, way)?;
     let mut daemon = start_daemon(setting, workload, way)?;
-    let pids = daemon.as_ref().map(Layerd::processes).transpose()?.unwrap_or_default();
+    let pids = daemon
+        .as_ref()
+        .map(Layerd::processes)
+        .transpose()?
+        .unwrap_or_default();
     setting.origin.set(setting.delay, setting.bandwidth)?;
 
     let before = Spent::now(&pids)?;
@@ -102,7 +112,13 @@ pub(crate) fn run(setting: &Setting<'_>, workload: &Workload, way: Way) -> Resul
     let after = Spent::now(&pids)?;
     let served = setting.origin.served()?;
 
-    let counters = root.daemon.as_ref().map(Layerd::stats).transpose()?.unwrap_or_default().total;
+    let counters = root
+        .daemon
+        .as_ref()
+        .map(Layerd::stats)
+        .transpose()?
+        .unwrap_or_default()
+        .total;
     let mut pss = 0;
     for pid in &pids {
         pss += host::pss_bytes(pid)?;
@@ -116,7 +132,8 @@ pub(crate) fn run(setting: &Setting<'_>, workload: &Workload, way: Way) -> Resul
         wire_bytes: served.bytes,
         plain_bytes: plain_bytes(setting, workload, way, counters.fetched_plain_bytes)?,
         requests: served.requests,
-        distribution_written_bytes: brought.own_written.saturating_sub(before.own_written) + daemon_written,
+        distribution_written_bytes: brought.own_written.saturating_sub(before.own_written)
+            + daemon_written,
         workload_written_bytes: after.own_written.saturating_sub(brought.own_written),
         distribution_cpu_s: brought.own_cpu_s - before.own_cpu_s + daemon_cpu_s,
         daemon_cpu_s,
@@ -160,7 +177,12 @@ fn warm_programs(setting: &Setting<'_>, way: Way) -> Result<()> {
         Way::EagerZst => programs.extend(["bash".into(), "tar".into(), "zstd".into()]),
         Way::Whole => programs.extend(["bash".into(), "zstd".into()]),
         Way::OnDemand | Way::Cached => {
-            programs.extend(setting.binaries.iter().flat_map(|b| [b.dsec.clone(), b.layerd.clone()]));
+            programs.extend(
+                setting
+                    .binaries
+                    .iter()
+                    .flat_map(|b| [b.dsec.clone(), b.layerd.clone()]),
+            );
         }
         Way::Native => {}
     }
@@ -205,7 +227,10 @@ pub(crate) fn fill_cache(setting: &Setting<'_>, workload: &Workload) -> Result<(
 /// # Errors
 /// Where one cannot be read.
 pub(crate) fn read_all(folder: &Path) -> Result<()> {
-    command::shell("find \"$1\" -xdev -type f -exec cat {} + >/dev/null", &[folder.as_os_str()])?;
+    command::shell(
+        "find \"$1\" -xdev -type f -exec cat {} + >/dev/null",
+        &[folder.as_os_str()],
+    )?;
     Ok(())
 }
 
@@ -234,24 +259,54 @@ fn bring(
     at: &Path,
     daemon: &mut Option<Layerd>,
 ) -> Result<Root> {
-    let mut root = Root { at: at.to_owned(), mounts: Vec::new(), daemon: daemon.take() };
+    let mut root = Root {
+        at: at.to_owned(),
+        mounts: Vec::new(),
+        daemon: daemon.take(),
+    };
     match way {
-        Way::EagerGz => download(setting, workload, Form::TarGz, "gzip -dc | tar -xp --numeric-owner --xattrs -C \"$3\"", |_| at.to_owned())?,
-        Way::EagerZst => download(setting, workload, Form::TarZst, "zstd -dcq | tar -xp --numeric-owner --xattrs -C \"$3\"", |_| at.to_owned())?,
+        Way::EagerGz => download(
+            setting,
+            workload,
+            Form::TarGz,
+            "gzip -dc | tar -xp --numeric-owner --xattrs -C \"$3\"",
+            |_| at.to_owned(),
+        )?,
+        Way::EagerZst => download(
+            setting,
+            workload,
+            Form::TarZst,
+            "zstd -dcq | tar -xp --numeric-owner --xattrs -C \"$3\"",
+            |_| at.to_owned(),
+        )?,
         Way::Whole => {
             let folder = setting.work.folder("scratch/images")?;
             let image = |tree: &str| folder.join(format!("{tree}.erofs"));
-            download(setting, workload, Form::ErofsZst, "zstd -dcq >\"$3\"", image)?;
+            download(
+                setting,
+                workload,
+                Form::ErofsZst,
+                "zstd -dcq >\"$3\"",
+                image,
+            )?;
             let images: Vec<_> = workload.trees.iter().map(|tree| image(tree)).collect();
             // What was just written is in the page cache; reading past it would wait for the disk first.
             root.mounts = native_mount(setting, workload, &images, &["--buffered"])?;
         }
         Way::Native => {
-            let images: Vec<_> = workload.trees.iter().map(|tree| setting.native_image(tree)).collect();
+            let images: Vec<_> = workload
+                .trees
+                .iter()
+                .map(|tree| setting.native_image(tree))
+                .collect();
             root.mounts = native_mount(setting, workload, &images, &[])?;
         }
         Way::OnDemand | Way::Cached => {
-            let layers: Vec<_> = workload.trees.iter().map(|tree| Binaries::layer_name(tree)).collect();
+            let layers: Vec<_> = workload
+                .trees
+                .iter()
+                .map(|tree| Binaries::layer_name(tree))
+                .collect();
             if let Some(daemon) = &mut root.daemon {
                 daemon.mount(&layers, at, workload.writes)?;
             }
@@ -271,7 +326,11 @@ fn download(
     let own = own_program()?;
     let mut running = Vec::new();
     for tree in workload.trees {
-        let url = format!("{}/artifacts/{tree}.{}", setting.origin.url(), form.extension());
+        let url = format!(
+            "{}/artifacts/{tree}.{}",
+            setting.origin.url(),
+            form.extension()
+        );
         let mut shell = command::shell_command(&format!("\"$1\" get \"$2\" | {pipeline}"));
         shell.arg(&own).arg(url).arg(target(tree));
         let child = shell.spawn().during("starting a download")?;
@@ -281,7 +340,11 @@ fn download(
         let status = child.wait().during("waiting for a download")?;
         if !status.success() {
             let (command, stderr) = (command::shown(&shell), "see above".to_owned());
-            return Err(Error::Program { command, status: status.to_string(), stderr });
+            return Err(Error::Program {
+                command,
+                status: status.to_string(),
+                stderr,
+            });
         }
     }
     Ok(())
@@ -298,7 +361,11 @@ pub(crate) fn native_mount(
     options: &[&str],
 ) -> Result<Vec<Mounted>> {
     let root = NativeRoot::prepare(setting.work, images.len(), workload.writes)?;
-    command::run(Command::new(own_program()?).args(root.arguments(images)).args(options))?;
+    command::run(
+        Command::new(own_program()?)
+            .args(root.arguments(images))
+            .args(options),
+    )?;
     Ok(root.adopt())
 }
 

@@ -82,9 +82,17 @@ pub(crate) const ALL: [Workload; 8] = [
 /// # Errors
 /// A text that names the known ones, where a name is not known.
 pub(crate) fn select(names: &[String], small: bool) -> Result<Vec<&'static Workload>, String> {
-    let known = || ALL.iter().map(|workload| workload.name).collect::<Vec<_>>().join(", ");
+    let known = || {
+        ALL.iter()
+            .map(|workload| workload.name)
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     if names.is_empty() {
-        return Ok(ALL.iter().filter(|workload| !small || !workload.writes).collect());
+        return Ok(ALL
+            .iter()
+            .filter(|workload| !small || !workload.writes)
+            .collect());
     }
     let find = |name: &String| {
         ALL.iter()

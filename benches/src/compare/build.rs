@@ -57,22 +57,38 @@ pub(crate) fn run(args: &BuildArgs) -> Result<()> {
                 let target = folder.join("image");
                 let (cost, ()) = Cost::of(|| match tool {
                     "mkfs.erofs" => make_erofs(&source, &target),
-                    "dsec build" => binaries.build(&source, &Binaries::layer_name(tree), &folder).map(drop),
+                    "dsec build" => binaries
+                        .build(&source, &Binaries::layer_name(tree), &folder)
+                        .map(drop),
                     _ => {
                         let line = "tar -C \"$1\" --sort=name --xattrs --numeric-owner -cf - . | zstd -q -3 -T0 >\"$2\"";
                         command::shell(line, &[source.as_os_str(), target.as_os_str()]).map(drop)
                     }
                 })?;
                 costs.push(cost);
-                *stored = if tool == "dsec build" { folder_bytes(&folder)? } else { file_len(&target)? };
+                *stored = if tool == "dsec build" {
+                    folder_bytes(&folder)?
+                } else {
+                    file_len(&target)?
+                };
             }
         }
-        let reference = costs.first().map_or(1.0, |costs| middle(costs.iter().map(|c| c.wall_s).collect()));
+        let reference = costs.first().map_or(1.0, |costs| {
+            middle(costs.iter().map(|c| c.wall_s).collect())
+        });
         for ((costs, stored_bytes), tool) in costs.into_iter().zip(stored).zip(TOOLS) {
             let wall_s = middle(costs.iter().map(|cost| cost.wall_s).collect());
             let cpu_s = middle(costs.iter().map(|cost| cost.cpu_s).collect());
             let wall_to_tar_zstd = wall_s / reference;
-            rows.push(Row { tree: tree.clone(), tool, wall_s, cpu_s, stored_bytes, wall_to_tar_zstd, costs });
+            rows.push(Row {
+                tree: tree.clone(),
+                tool,
+                wall_s,
+                cpu_s,
+                stored_bytes,
+                wall_to_tar_zstd,
+                costs,
+            });
         }
     }
     work.empty_folder("scratch")?;
@@ -80,7 +96,10 @@ pub(crate) fn run(args: &BuildArgs) -> Result<()> {
 }
 
 fn table(rows: &[Row]) -> String {
-    let mut text = format!("{:<16}{:<20}{:>9}{:>9}{:>12}{:>12}\n", "tree", "tool", "wall s", "CPU s", "stored MB", "x tar|zstd");
+    let mut text = format!(
+        "{:<16}{:<20}{:>9}{:>9}{:>12}{:>12}\n",
+        "tree", "tool", "wall s", "CPU s", "stored MB", "x tar|zstd"
+    );
     for row in rows {
         // Writing to a string cannot fail.
         writeln!(

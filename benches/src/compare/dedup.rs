@@ -20,8 +20,18 @@ use crate::units::megabytes;
 use crate::workdir::WorkDir;
 
 /// The packages that make the images differ.
-const PACKAGES: [&str; 10] =
-    ["git", "curl", "vim", "ruby", "php-cli", "nginx", "redis-server", "gdb", "cmake", "postgresql-client"];
+const PACKAGES: [&str; 10] = [
+    "git",
+    "curl",
+    "vim",
+    "ruby",
+    "php-cli",
+    "nginx",
+    "redis-server",
+    "gdb",
+    "cmake",
+    "postgresql-client",
+];
 /// Largest share of the separate sizes that all in one origin may take.
 const SHARE_MAX: f64 = 0.71;
 /// The layer that the others name with `--dict`.
@@ -80,11 +90,21 @@ pub(crate) fn run(args: &DedupArgs) -> Result<()> {
         let alone = work.empty_folder("scratch/alone")?;
         let built = binaries.build(&tree, &layer, &alone)?;
         let added_bytes = added(&shared, || binaries.build(&tree, &layer, &shared).map(drop))?;
-        let added_with_dict_bytes =
-            added(&with_dict, || binaries.build_with_dict(&tree, &layer, &with_dict, DICT).map(drop))?;
+        let added_with_dict_bytes = added(&with_dict, || {
+            binaries
+                .build_with_dict(&tree, &layer, &with_dict, DICT)
+                .map(drop)
+        })?;
         let equal = restored(&work, &binaries, &tree, &layer, &shared)?
             && restored(&work, &binaries, &tree, &layer, &with_dict)?;
-        progress!("{layer}: {}", if equal { "restored equal" } else { "RESTORED DIFFERENT" });
+        progress!(
+            "{layer}: {}",
+            if equal {
+                "restored equal"
+            } else {
+                "RESTORED DIFFERENT"
+            }
+        );
         rows.push(Row {
             image: layer,
             plain_bytes: built.bytes_in,
@@ -99,7 +119,11 @@ pub(crate) fn run(args: &DedupArgs) -> Result<()> {
     work.empty_folder("scratch")?;
     let separate: u64 = rows.iter().map(|row| row.alone_bytes).sum();
     let together: u64 = rows.iter().map(|row| row.added_bytes).sum();
-    let with_dict: u64 = dict_bytes + rows.iter().map(|row| row.added_with_dict_bytes).sum::<u64>();
+    let with_dict: u64 = dict_bytes
+        + rows
+            .iter()
+            .map(|row| row.added_with_dict_bytes)
+            .sum::<u64>();
     let report = Report {
         images: rows,
         shared_to_separate: megabytes(together) / megabytes(separate),
@@ -117,11 +141,25 @@ fn added(folder: &Path, build: impl FnOnce() -> Result<()>) -> Result<u64> {
 }
 
 /// Whether the exported layer is the tree: both are written as the same kind of tar and compared by digest.
-fn restored(work: &WorkDir, binaries: &Binaries, tree: &Path, layer: &str, origin: &Path) -> Result<bool> {
+fn restored(
+    work: &WorkDir,
+    binaries: &Binaries,
+    tree: &Path,
+    layer: &str,
+    origin: &Path,
+) -> Result<bool> {
     let folder = work.empty_folder("scratch/restored")?;
     let archive = work.root().join("scratch/restored.tar");
     let mut export = Command::new(&binaries.dsec);
-    export.args(["export", layer, "--origin", &format!("dir:{}", origin.display()), "--to"]).arg(&archive);
+    export
+        .args([
+            "export",
+            layer,
+            "--origin",
+            &format!("dir:{}", origin.display()),
+            "--to",
+        ])
+        .arg(&archive);
     command::run(&mut export)?;
     let line = "tar -xpf \"$1\" --numeric-owner --xattrs --xattrs-include='*' -C \"$2\"; rm \"$1\"";
     command::shell(line, &[archive.as_os_str(), folder.as_os_str()])?;
@@ -132,7 +170,10 @@ fn restored(work: &WorkDir, binaries: &Binaries, tree: &Path, layer: &str, origi
     };
     let (expected, found) = (digest(tree)?, digest(&folder)?);
     if expected.is_empty() {
-        return Err(Error::Unexpected(format!("`{}` has no digest", tree.display())));
+        return Err(Error::Unexpected(format!(
+            "`{}` has no digest",
+            tree.display()
+        )));
     }
     Ok(expected == found)
 }
@@ -152,7 +193,11 @@ fn table(report: &Report) -> String {
             megabytes(row.alone_bytes),
             megabytes(row.added_bytes),
             megabytes(row.added_with_dict_bytes),
-            if row.restored_equal { "equal" } else { "DIFFERENT" },
+            if row.restored_equal {
+                "equal"
+            } else {
+                "DIFFERENT"
+            },
         )
         .unwrap_or_default();
     }

@@ -64,9 +64,10 @@ pub(crate) fn run(args: &MemoryArgs) -> Result<()> {
     let [direct, buffered, on_demand, cached] = &mut rows;
     let layer = [Binaries::layer_name(&args.tree)];
     for _ in 0..args.common.runs {
-        for (rows, way, backing) in
-            [(&mut *direct, "native, directio", Backing::Direct), (&mut *buffered, "native, buffered", Backing::Buffered)]
-        {
+        for (rows, way, backing) in [
+            (&mut *direct, "native, directio", Backing::Direct),
+            (&mut *buffered, "native, buffered", Backing::Buffered),
+        ] {
             let _mounted = mounts::erofs(&image, &at, backing)?;
             rows.push(measure(way, &at, data_bytes)?);
         }
@@ -78,7 +79,11 @@ pub(crate) fn run(args: &MemoryArgs) -> Result<()> {
             served.set(args.common.delay, 0)?;
             let before = daemon.stats()?.total;
             let mut row = measure(way, &at, data_bytes)?;
-            row.fuse_reads = daemon.stats()?.total.fuse_reads.saturating_sub(before.fuse_reads);
+            row.fuse_reads = daemon
+                .stats()?
+                .total
+                .fuse_reads
+                .saturating_sub(before.fuse_reads);
             row.remote_requests = served.served()?.requests;
             for pid in daemon.processes()? {
                 row.daemon_pss_bytes += host::pss_bytes(&pid)?;
@@ -102,7 +107,14 @@ fn measure(way: &'static str, at: &Path, data_bytes: u64) -> Result<Row> {
     read_all(at)?;
     let seconds = began.elapsed().as_secs_f64();
     let growth_bytes = host::page_cache_bytes()?.saturating_sub(before);
-    Ok(Row { way, data_bytes, growth_bytes, copies: megabytes(growth_bytes) / megabytes(data_bytes), seconds, ..Row::default() })
+    Ok(Row {
+        way,
+        data_bytes,
+        growth_bytes,
+        copies: megabytes(growth_bytes) / megabytes(data_bytes),
+        seconds,
+        ..Row::default()
+    })
 }
 
 /// The run with the median growth, with the median time of all.
@@ -135,7 +147,15 @@ fn table(rows: &[Row]) -> String {
         )
         .unwrap_or_default();
     }
-    let worst = rows.iter().filter(|row| row.fuse_reads > 0).map(|row| row.copies).fold(0.0, f64::max);
-    let met = if worst <= COPIES_MAX { "met" } else { "NOT MET" };
+    let worst = rows
+        .iter()
+        .filter(|row| row.fuse_reads > 0)
+        .map(|row| row.copies)
+        .fold(0.0, f64::max);
+    let met = if worst <= COPIES_MAX {
+        "met"
+    } else {
+        "NOT MET"
+    };
     text + &format!("copies through the daemon: at most {worst:.2} ({met}: at most {COPIES_MAX})\n")
 }

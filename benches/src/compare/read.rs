@@ -93,8 +93,18 @@ pub(crate) fn run(args: &ReadArgs) -> Result<()> {
     for _ in 0..args.common.runs {
         let [direct, buffered, own] = &mut rows;
         direct.push(native(&work, &image, "native, directio", Backing::Direct)?);
-        buffered.push(native(&work, &image, "native, buffered", Backing::Buffered)?);
-        let bench = Bench { work: &work, binaries: &binaries, origin: &origin, delay: args.common.delay };
+        buffered.push(native(
+            &work,
+            &image,
+            "native, buffered",
+            Backing::Buffered,
+        )?);
+        let bench = Bench {
+            work: &work,
+            binaries: &binaries,
+            origin: &origin,
+            delay: args.common.delay,
+        };
         own.push(bench.run(&source)?);
     }
     drop(origin);
@@ -120,11 +130,16 @@ fn ensure_file(work: &WorkDir) -> Result<PathBuf> {
     }
     let source = corpus::ensure_tree(work, "base-small")?;
     std::fs::create_dir_all(&tree).on("make", &tree)?;
-    let line = format!("{{ tar --sort=name -C \"$1\" -cf - . || true; }} 2>/dev/null | head -c {FILE_LEN} >\"$2\"");
+    let line = format!(
+        "{{ tar --sort=name -C \"$1\" -cf - . || true; }} 2>/dev/null | head -c {FILE_LEN} >\"$2\""
+    );
     command::shell(&line, &[source.as_os_str(), file.as_os_str()])?;
     match corpus::file_len(&file)? {
         FILE_LEN => Ok(file),
-        len => Err(Error::Unexpected(format!("`{}` has {len} bytes, expected {FILE_LEN}", file.display()))),
+        len => Err(Error::Unexpected(format!(
+            "`{}` has {len} bytes, expected {FILE_LEN}",
+            file.display()
+        ))),
     }
 }
 
@@ -138,13 +153,19 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn run(&self, source: &Path) -> Result<Row> {
-        let mut row = Row { way: "dsec mount", ..Row::default() };
+        let mut row = Row {
+            way: "dsec mount",
+            ..Row::default()
+        };
         let cache = self.work.empty_folder("scratch/cache")?;
         let (daemon, file) = self.mount(&cache)?;
         let before = host::page_cache_bytes()?;
         row.first_sequential_mb_per_s = sequential(&file)?;
         row.growth_bytes = host::page_cache_bytes()?.saturating_sub(before);
-        Served { requests: row.first_requests, bytes: row.first_wire_bytes } = self.origin.served()?;
+        Served {
+            requests: row.first_requests,
+            bytes: row.first_wire_bytes,
+        } = self.origin.served()?;
         row.warm_sequential_mb_per_s = sequential(&file)?;
         drop(file);
         daemon.stop()?;
@@ -162,7 +183,10 @@ impl Bench<'_> {
         let times = random(&file, COLD_READS, Some(&source))?;
         row.cold_p50_us = middle(times.clone());
         row.cold_p99_us = percentile(&times, 0.99);
-        Served { requests: row.cold_requests, bytes: row.cold_wire_bytes } = self.origin.served()?;
+        Served {
+            requests: row.cold_requests,
+            bytes: row.cold_wire_bytes,
+        } = self.origin.served()?;
         drop(file);
         daemon.stop()?;
         Ok(row)
@@ -192,7 +216,10 @@ impl Row {
 fn native(work: &WorkDir, image: &Path, way: &'static str, backing: Backing) -> Result<Row> {
     let at = work.folder("scratch/at")?;
     let _mounted = mounts::erofs(image, &at, backing)?;
-    let mut row = Row { way, ..Row::default() };
+    let mut row = Row {
+        way,
+        ..Row::default()
+    };
     host::drop_caches()?;
     let file = open(&at)?;
     let before = host::page_cache_bytes()?;
@@ -216,7 +243,9 @@ fn sequential(file: &File) -> Result<f64> {
     let mut offset = 0;
     let began = Instant::now();
     loop {
-        let len = file.read_at(&mut piece, offset).during("reading the file in order")?;
+        let len = file
+            .read_at(&mut piece, offset)
+            .during("reading the file in order")?;
         if len == 0 {
             break;
         }
@@ -224,7 +253,9 @@ fn sequential(file: &File) -> Result<f64> {
     }
     let seconds = began.elapsed().as_secs_f64();
     if offset != FILE_LEN {
-        return Err(Error::Unexpected(format!("the file ended after {offset} bytes, expected {FILE_LEN}")));
+        return Err(Error::Unexpected(format!(
+            "the file ended after {offset} bytes, expected {FILE_LEN}"
+        )));
     }
     Ok(megabytes(offset) / seconds)
 }
@@ -243,12 +274,17 @@ fn random(file: &File, count: u64, source: Option<&File>) -> Result<Vec<f64>> {
         state ^= state << 17;
         let offset = state % (FILE_LEN / BLOCK) * BLOCK;
         let began = Instant::now();
-        file.read_exact_at(&mut block, offset).during(format!("reading 4 KiB at {offset}"))?;
+        file.read_exact_at(&mut block, offset)
+            .during(format!("reading 4 KiB at {offset}"))?;
         times.push(began.elapsed().as_secs_f64() * 1e6);
         if let Some(source) = source {
-            source.read_exact_at(&mut expected, offset).during("reading the source")?;
+            source
+                .read_exact_at(&mut expected, offset)
+                .during("reading the source")?;
             if block != expected {
-                return Err(Error::Unexpected(format!("4 KiB at {offset} are not those of the source")));
+                return Err(Error::Unexpected(format!(
+                    "4 KiB at {offset} are not those of the source"
+                )));
             }
         }
     }
@@ -277,7 +313,20 @@ fn table(report: &Report) -> String {
         "one file of {:.0} MB; MB/s; random 4 KiB: {RANDOM_READS} with the page cache dropped, {COLD_READS} with nothing fetched\n\
          {:<18}{:>9}{:>7}{:>8}{:>9}{:>9}{:>10}{:>9}{:>9}{:>9}{:>10}{:>10}{:>7}{:>8}\n",
         megabytes(FILE_LEN),
-        "way", "first", "reqs", "MB", "cached", "warm", "cache +MB", "IOPS", "p50 us", "p99 us", "cold p50", "cold p99", "reqs", "MB"
+        "way",
+        "first",
+        "reqs",
+        "MB",
+        "cached",
+        "warm",
+        "cache +MB",
+        "IOPS",
+        "p50 us",
+        "p99 us",
+        "cold p50",
+        "cold p99",
+        "reqs",
+        "MB"
     );
     for row in &report.rows {
         // Writing to a string cannot fail.

@@ -41,13 +41,20 @@ impl OriginProcess {
             .during("starting the origin")?;
         let mut line = String::new();
         let stdout = child.stdout.take();
-        let mut origin = Self { child, url: String::new() };
+        let mut origin = Self {
+            child,
+            url: String::new(),
+        };
         if let Some(stdout) = stdout {
-            BufReader::new(stdout).read_line(&mut line).during("reading the origin's address")?;
+            BufReader::new(stdout)
+                .read_line(&mut line)
+                .during("reading the origin's address")?;
         }
         line.trim_end().clone_into(&mut origin.url);
         if origin.url.is_empty() {
-            return Err(Error::Unexpected("the origin ended before it listened".to_owned()));
+            return Err(Error::Unexpected(
+                "the origin ended before it listened".to_owned(),
+            ));
         }
         Ok(origin)
     }
@@ -63,7 +70,10 @@ impl OriginProcess {
     /// Where the origin does not answer.
     pub(crate) fn set(&self, delay: Duration, bandwidth: u64) -> Result<()> {
         let delay_us = delay.as_micros();
-        self.ask("POST", &format!("/__set?delay_us={delay_us}&bandwidth={bandwidth}"))?;
+        self.ask(
+            "POST",
+            &format!("/__set?delay_us={delay_us}&bandwidth={bandwidth}"),
+        )?;
         self.ask("POST", "/__reset")?;
         Ok(())
     }
@@ -112,7 +122,9 @@ fn request(method: &str, url: &str, sink: &mut impl Write) -> Result<()> {
     let (host, target) = url
         .strip_prefix("http://")
         .and_then(|rest| rest.find('/').map(|slash| rest.split_at(slash)))
-        .ok_or_else(|| Error::Unexpected(format!("`{url}` is not of the form http://HOST:PORT/PATH")))?;
+        .ok_or_else(|| {
+            Error::Unexpected(format!("`{url}` is not of the form http://HOST:PORT/PATH"))
+        })?;
     let mut stream = TcpStream::connect(host).during(during())?;
     stream.set_nodelay(true).during(during())?;
     let head = format!("{method} {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
@@ -136,7 +148,9 @@ fn request(method: &str, url: &str, sink: &mut impl Write) -> Result<()> {
         }
     }
     if !status.starts_with("HTTP/1.1 200 ") {
-        return Err(Error::Unexpected(format!("{method} {url} was answered with `{status}`")));
+        return Err(Error::Unexpected(format!(
+            "{method} {url} was answered with `{status}`"
+        )));
     }
     let copied = std::io::copy(&mut reader.by_ref().take(u64::MAX), sink).during(during())?;
     sink.flush().during(during())?;

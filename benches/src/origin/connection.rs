@@ -35,7 +35,9 @@ pub(crate) fn serve(stream: &TcpStream, shared: &Shared) {
 fn file(stream: &TcpStream, shared: &Shared, request: &Request) -> std::io::Result<()> {
     shared.requests.fetch_add(1, Ordering::Relaxed);
     let path = resolve(&shared.root, &request.target);
-    let opened = path.and_then(|path| File::open(path).ok()).filter(|file| is_regular(file));
+    let opened = path
+        .and_then(|path| File::open(path).ok())
+        .filter(is_regular);
     let Some(file) = opened else {
         return text(stream, "404 Not Found", "no such file\n");
     };
@@ -43,11 +45,18 @@ fn file(stream: &TcpStream, shared: &Shared, request: &Request) -> std::io::Resu
     let (status, first, len, range) = match request::part(request.range.as_deref(), file_len) {
         Part::Whole => ("200 OK", 0, file_len, String::new()),
         Part::Bytes { first, len } => {
-            let range = format!("Content-Range: bytes {first}-{}/{file_len}\r\n", first + len - 1);
+            let range = format!(
+                "Content-Range: bytes {first}-{}/{file_len}\r\n",
+                first + len - 1
+            );
             ("206 Partial Content", first, len, range)
         }
         Part::Unsatisfiable => {
-            return text(stream, "416 Range Not Satisfiable", "the range is beyond the file\n");
+            return text(
+                stream,
+                "416 Range Not Satisfiable",
+                "the range is beyond the file\n",
+            );
         }
     };
     let head = format!(
@@ -62,7 +71,13 @@ fn file(stream: &TcpStream, shared: &Shared, request: &Request) -> std::io::Resu
 }
 
 /// Sends `len` bytes of `file` from `first`, as fast as the link allows.
-fn body(stream: &TcpStream, shared: &Shared, file: &File, first: u64, len: u64) -> std::io::Result<()> {
+fn body(
+    stream: &TcpStream,
+    shared: &Shared,
+    file: &File,
+    first: u64,
+    len: u64,
+) -> std::io::Result<()> {
     let mut offset = first;
     let end = first + len;
     while offset < end {
@@ -82,27 +97,47 @@ fn body(stream: &TcpStream, shared: &Shared, file: &File, first: u64, len: u64) 
 
 /// Statistics and settings; neither delayed nor counted.
 fn control(stream: &TcpStream, shared: &Shared, request: &Request) -> std::io::Result<()> {
-    let (path, query) = request.target.split_once('?').unwrap_or((&request.target, ""));
+    let (path, query) = request
+        .target
+        .split_once('?')
+        .unwrap_or((&request.target, ""));
     match (request.method.as_str(), path) {
         ("GET", "/__stats") => {}
         ("POST", "/__reset") => shared.reset(),
         ("POST", "/__set") => {
-            for (name, value) in query.split('&').filter_map(|setting| setting.split_once('=')) {
+            for (name, value) in query
+                .split('&')
+                .filter_map(|setting| setting.split_once('='))
+            {
                 match (name, value.parse::<u64>()) {
                     ("delay_us", Ok(us)) => shared.delay_ns.store(us * 1000, Ordering::Relaxed),
                     ("bandwidth", Ok(bandwidth)) => shared.link.set_bandwidth(bandwidth),
-                    _ => return text(stream, "400 Bad Request", "expected delay_us=N and bandwidth=N\n"),
+                    _ => {
+                        return text(
+                            stream,
+                            "400 Bad Request",
+                            "expected delay_us=N and bandwidth=N\n",
+                        );
+                    }
                 }
             }
         }
-        _ => return text(stream, "404 Not Found", "expected /__stats, /__reset or /__set\n"),
+        _ => {
+            return text(
+                stream,
+                "404 Not Found",
+                "expected /__stats, /__reset or /__set\n",
+            );
+        }
     }
     text(stream, "200 OK", &shared.stats())
 }
 
 fn text(mut stream: &TcpStream, status: &str, body: &str) -> std::io::Result<()> {
     let len = body.len();
-    let head = format!("HTTP/1.1 {status}\r\nContent-Length: {len}\r\nContent-Type: text/plain\r\n\r\n{body}");
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Length: {len}\r\nContent-Type: text/plain\r\n\r\n{body}"
+    );
     stream.write_all(head.as_bytes())
 }
 
@@ -110,7 +145,9 @@ fn text(mut stream: &TcpStream, status: &str, body: &str) -> std::io::Result<()>
 fn resolve(root: &Path, target: &str) -> Option<PathBuf> {
     let path = target.split_once('?').map_or(target, |(path, _)| path);
     let relative = Path::new(path.trim_start_matches('/'));
-    let inside = relative.components().all(|part| matches!(part, Component::Normal(_)));
+    let inside = relative
+        .components()
+        .all(|part| matches!(part, Component::Normal(_)));
     inside.then(|| root.join(relative))
 }
 

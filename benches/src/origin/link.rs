@@ -7,8 +7,7 @@
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::thread::ClockId;
-use rustix::time::{Timespec, clock_gettime};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 
 const NS_PER_S: u64 = 1_000_000_000;
 
@@ -24,7 +23,10 @@ pub(crate) struct Link {
 
 impl Link {
     pub(crate) const fn new(bandwidth: u64) -> Self {
-        Self { bandwidth: AtomicU64::new(bandwidth), free_at_ns: AtomicU64::new(0) }
+        Self {
+            bandwidth: AtomicU64::new(bandwidth),
+            free_at_ns: AtomicU64::new(0),
+        }
     }
 
     pub(crate) fn bandwidth(&self) -> u64 {
@@ -52,7 +54,11 @@ impl Link {
         }
         let duration_ns = len.saturating_mul(NS_PER_S) / bandwidth;
         let now = now_ns();
-        let earliest = if goes_on { now.saturating_sub(LATE_NS_MAX) } else { now };
+        let earliest = if goes_on {
+            now.saturating_sub(LATE_NS_MAX)
+        } else {
+            now
+        };
         let reserve = |free_at: u64| Some(free_at.max(earliest) + duration_ns);
         let began = self
             .free_at_ns
@@ -65,7 +71,7 @@ impl Link {
 
 /// Nanoseconds of the monotonic clock.
 pub(crate) fn now_ns() -> u64 {
-    let now = clock_gettime(rustix::time::ClockId::Monotonic);
+    let now = clock_gettime(ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     seconds * NS_PER_S + u64::try_from(now.tv_nsec).unwrap_or(0)
 }

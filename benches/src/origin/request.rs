@@ -34,7 +34,11 @@ pub(crate) fn read(reader: &mut impl BufRead) -> Option<Request> {
     let mut left = HEAD_LEN_MAX;
     let mut next_line = |line: &mut String| {
         line.clear();
-        let len = reader.by_ref().read_line(line).ok().filter(|len| *len > 0)?;
+        let len = reader
+            .by_ref()
+            .read_line(line)
+            .ok()
+            .filter(|len| *len > 0)?;
         left = left.checked_sub(len)?;
         Some(())
     };
@@ -74,14 +78,21 @@ pub(crate) fn part(range: Option<&str>, len: u64) -> Part {
     };
     match (first.parse::<u64>(), last.parse::<u64>()) {
         (Ok(first), _) if first >= len => Part::Unsatisfiable,
-        (Ok(first), Ok(last)) if last >= first => {
-            Part::Bytes { first, len: last.min(len - 1) - first + 1 }
-        }
-        (Ok(first), Err(_)) if last.is_empty() => Part::Bytes { first, len: len - first },
+        (Ok(first), Ok(last)) if last >= first => Part::Bytes {
+            first,
+            len: last.min(len - 1) - first + 1,
+        },
+        (Ok(first), Err(_)) if last.is_empty() => Part::Bytes {
+            first,
+            len: len - first,
+        },
         (Err(_), Ok(0)) if first.is_empty() => Part::Unsatisfiable,
         (Err(_), Ok(suffix)) if first.is_empty() => {
             let first = len.saturating_sub(suffix);
-            Part::Bytes { first, len: len - first }
+            Part::Bytes {
+                first,
+                len: len - first,
+            }
         }
         _ => Part::Whole,
     }
@@ -116,7 +127,10 @@ mod tests {
     fn a_request_head_gives_method_target_and_range() {
         let mut text: &[u8] = b"GET /packs/a?b HTTP/1.1\r\nHost: x\r\nrange: bytes=1-2\r\n\r\nrest";
         let request = read(&mut text).unwrap();
-        assert_eq!((request.method.as_str(), request.target.as_str()), ("GET", "/packs/a?b"));
+        assert_eq!(
+            (request.method.as_str(), request.target.as_str()),
+            ("GET", "/packs/a?b")
+        );
         assert_eq!(request.range.as_deref(), Some("bytes=1-2"));
         assert!(!request.close);
         assert_eq!(text, b"rest");
