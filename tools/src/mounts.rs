@@ -139,10 +139,7 @@ fn counters(counters: &Counters) {
     ));
     output::line(&format!(
         "  cache     {} hits, {} misses, {} verification failures, {} failed reads",
-        counters.cache_hits,
-        counters.cache_misses,
-        counters.verify_failures,
-        counters.failed_reads
+        counters.cache_hits, counters.cache_misses, counters.verify_failures, counters.failed_reads
     ));
 }
 

@@ -1,6 +1,5 @@
 //! Folders, layers built from them, and a place for everything a test makes.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -52,8 +51,7 @@ impl World {
             threads: 1,
             ..BuildOptions::default()
         };
-        let none = BTreeMap::new;
-        let report = build(&loaded.tree, &tag, none(), none(), &origin, &options).unwrap();
+        let report = build((&loaded.tree).into(), tag.clone().into(), &origin, &options).unwrap();
         layer::open(&origin, &report.layer).unwrap()
     }
 
