@@ -36,11 +36,10 @@ pub enum EncodeError {
     },
 }
 
-/// Inode slots are 32 bytes; ours start on 64 so that none crosses a block.
+/// Inode slots are 32 bytes, and an inode takes two.
 const NID_UNIT: u64 = 32;
-const INODE_ALIGN: u64 = 64;
 /// The first inode is not number 0, which `readdir` users take for a deleted entry.
-const FIRST_INODE: u64 = INODE_ALIGN;
+const FIRST_INODE: u64 = 64;
 /// Longest symbolic link target (`PATH_MAX` - 1).
 const TARGET_MAX: usize = 4095;
 /// Longest file name.
@@ -111,6 +110,12 @@ fn check_limits(tree: &Tree, path: &[u8], id: InodeId) -> Result<(), EncodeError
     })
 }
 
+/// The first place at or after `offset` where an inode starts on a slot and does not cross a block.
+const fn inode_place(offset: u64) -> u64 {
+    let slot = offset.next_multiple_of(NID_UNIT);
+    if slot % BLOCK_SIZE > BLOCK_SIZE - 2 * NID_UNIT { round_up_to_block(slot) } else { slot }
+}
+
 /// Gives the inode and its tail a place at or after `offset`; `data_blocks` grows by the blocks its data needs.
 fn place(
     offset: u64,
@@ -120,7 +125,7 @@ fn place(
     map: Option<&FileMap>,
     data_blocks: &mut u32,
 ) -> (u64, Data, u64) {
-    let aligned = offset.next_multiple_of(INODE_ALIGN);
+    let aligned = inode_place(offset);
     match (kind, map) {
         (Kind::File(_), Some(map)) if size > 0 => {
             let index_at = (aligned + header).next_multiple_of(8);
