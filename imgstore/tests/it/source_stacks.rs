@@ -5,12 +5,16 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt, lchown, symlink};
 use std::path::{Path, PathBuf};
 
+use imgstore::build::BuildOptions;
+use imgstore::origin::mem::MemOrigin;
 use imgstore::source::merge::merge_stack;
 use imgstore::tree::Tree;
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, lsetxattr, mknodat};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-use crate::model::{lines, load_path, load_text, write_to_disk};
+use crate::build::build_as;
+use crate::kernel_mount::KernelMount;
+use crate::model::{lines, load_path, load_text};
 use crate::random_tree::Rng;
 
 /// An overlay mount that is gone when it is dropped.
@@ -138,16 +142,22 @@ pub(crate) fn random_stack(dir: &Path, rng: &mut Rng) -> Vec<Tree> {
 fn compare(seed: u64) -> [usize; 2] {
     let dir = tempfile::tempdir().unwrap();
     let trees = random_stack(dir.path(), &mut Rng::new(seed));
-    // The layers as they would be published, mounted read-only over an empty one.
+    // The layers as they are published and mounted, read-only, over an empty directory.
     let empty = dir.path().join("empty");
     fs::create_dir(&empty).unwrap();
     let mut lowers = vec![empty];
     let mut counts = [0, 0];
+    let origin = MemOrigin::default();
+    let mut layers = Vec::new();
     for (index, tree) in trees.iter().enumerate() {
-        let layer = dir.path().join(format!("layer{index}"));
-        fs::create_dir(&layer).unwrap();
-        write_to_disk(tree, &layer);
-        lowers.insert(0, layer);
+        let options = BuildOptions {
+            threads: 1,
+            ..BuildOptions::default()
+        };
+        let built = build_as(tree, &format!("{index}"), &origin, &options);
+        let layer = KernelMount::of(&origin, &built.layer);
+        lowers.insert(0, layer.path().to_owned());
+        layers.push(layer);
         for inode in &tree.inodes {
             let opaque = b"trusted.overlay.opaque".as_slice();
             counts[0] += usize::from(inode.is_whiteout());

@@ -11,6 +11,7 @@ mod daemon;
 mod fixture;
 mod web;
 
+mod axes;
 mod composing;
 mod damage;
 mod deaths;

@@ -113,7 +113,11 @@ fn check_limits(tree: &Tree, path: &[u8], id: InodeId) -> Result<(), EncodeError
 /// The first place at or after `offset` where an inode starts on a slot and does not cross a block.
 const fn inode_place(offset: u64) -> u64 {
     let slot = offset.next_multiple_of(NID_UNIT);
-    if slot % BLOCK_SIZE > BLOCK_SIZE - 2 * NID_UNIT { round_up_to_block(slot) } else { slot }
+    if slot % BLOCK_SIZE > BLOCK_SIZE - 2 * NID_UNIT {
+        round_up_to_block(slot)
+    } else {
+        slot
+    }
 }
 
 /// Gives the inode and its tail a place at or after `offset`; `data_blocks` grows by the blocks its data needs.
