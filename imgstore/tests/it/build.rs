@@ -10,7 +10,7 @@ use imgstore::store::{layer, verify};
 use imgstore::tree::{Content, Inode, InodeId, Kind, Meta, ROOT, Tree};
 use proptest::prelude::*;
 
-use crate::random_tree::{Rng, Spool, random_tree};
+use crate::random_tree::{Rng, Spool, cases, random_tree};
 
 pub(crate) fn tag(version: &str) -> TagName {
     TagName::new(Axis::Workspace, "t", version).unwrap()
@@ -56,7 +56,7 @@ fn shuffled(tree: &Tree, rng: &mut Rng) -> Tree {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, max_shrink_iters: 10, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(cases(12))]
     #[test]
     fn name_depends_on_the_tree_alone(seed in any::<u64>(), size in 1usize..80) {
         let (tree, _spool) = random_tree(seed, size);

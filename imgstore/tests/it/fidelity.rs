@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use crate::kernel_mount::KernelMount;
 use crate::observe::{assert_same, expected, observe};
-use crate::random_tree::{Rng, Spool, random_tree};
+use crate::random_tree::{Rng, Spool, cases, random_tree};
 
 fn build_with(tree: &Tree, origin: &dyn Origin, options: &BuildOptions) -> BuildReport {
     let tag = TagName::new(Axis::Base, "t", "1").unwrap();
@@ -38,7 +38,7 @@ fn file(tree: &mut Tree, name: &[u8], content: Content) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 20, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(cases(24))]
     #[test]
     fn random_trees_come_back_equal(seed in any::<u64>(), size in 1usize..120) {
         let (tree, _spool) = random_tree(seed, size);

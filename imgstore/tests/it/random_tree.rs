@@ -8,6 +8,19 @@ use std::sync::Arc;
 
 use imgstore::tree::{Content, DataRun, Inode, InodeId, Kind, Meta, Mtime, Place, ROOT, Tree};
 
+/// A property's cases: as given, or as many as `DSEC_CASES` says (`tools/soak`).
+pub(crate) fn cases(usual: u32) -> proptest::test_runner::Config {
+    let wanted = std::env::var("DSEC_CASES")
+        .ok()
+        .and_then(|n| n.parse().ok());
+    proptest::test_runner::Config {
+        cases: wanted.unwrap_or(usual),
+        max_shrink_iters: 20,
+        failure_persistence: None,
+        ..Default::default()
+    }
+}
+
 /// xorshift64*: small, and the same everywhere.
 pub(crate) struct Rng(u64);
 

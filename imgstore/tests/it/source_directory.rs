@@ -8,13 +8,15 @@ use imgstore::source::{SourceError, SourceSpec, load};
 use imgstore::tree::{InodeId, Kind};
 use proptest::prelude::*;
 
+use crate::random_tree::cases;
+
 use crate::model::{
     Allow, bytes, escaped, line, lines, load_path, load_text, options, paths, run, sh, tree,
     write_to_disk,
 };
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(cases(60))]
 
     #[test]
     fn a_directory_on_disk_loads_as_the_tree_it_was_written_from(tree in tree(Allow { sockets: true, special_links: true })) {

@@ -8,6 +8,8 @@ use imgstore::store::tar_export::{ExportError, ExportOptions, ExportReport, Open
 use imgstore::tree::{InodeId, Kind, Tree};
 use proptest::prelude::*;
 
+use crate::random_tree::cases;
+
 use crate::model::{
     Allow, content, escaped, lines, load_path, options, run, sh, tree, write_to_disk,
 };
@@ -32,7 +34,7 @@ pub(crate) fn export(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(cases(60))]
 
     #[test]
     fn an_exported_tree_loads_as_itself(tree in tree(Allow { sockets: false, special_links: true })) {
@@ -45,7 +47,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 25, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(cases(25))]
 
     #[test]
     fn gnu_tar_extracts_an_export_to_the_same_tree(tree in tree(Allow { sockets: false, special_links: true })) {

@@ -7,6 +7,8 @@ use imgstore::source::load_tar_stream;
 use imgstore::tree::Tree;
 use proptest::prelude::*;
 
+use crate::random_tree::cases;
+
 use crate::model::{
     Allow, bytes, escaped, line, lines, load_path, options, paths, run, sh, tree, write_to_disk,
 };
@@ -27,7 +29,7 @@ fn load_bytes(tar: &[u8]) -> Tree {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(cases(40))]
 
     #[test]
     fn a_pax_tar_of_a_directory_loads_as_the_same_tree(tree in tree(Allow { sockets: false, special_links: false })) {
