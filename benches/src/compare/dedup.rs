@@ -4,16 +4,17 @@
 //! that are not there yet; with the first image as `--dict` its chunks are referred to as well. Every image is
 //! exported from the shared origin and compared with its tree.
 
+use std::ffi::OsStr;
 use std::fmt::Write;
 use std::path::Path;
-use std::process::Command;
 
 use serde::Serialize;
 
 use super::{Common, folder_bytes};
 use crate::command;
 use crate::corpus;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
+use crate::mounts;
 use crate::say::progress;
 use crate::store::Binaries;
 use crate::units::megabytes;
@@ -77,6 +78,8 @@ struct Report {
 /// Where an image cannot be made, built or exported.
 pub(crate) fn run(args: &DedupArgs) -> Result<()> {
     let (work, binaries) = args.common.open()?;
+    // Nothing here is about the disk: origins and restored trees lie in memory.
+    let _memory = mounts::tmpfs(&work.folder("scratch")?)?;
     let shared = work.folder("scratch/shared")?;
     let with_dict = work.folder("scratch/with-dict")?;
     let base = corpus::ensure_tree(&work, "base-small")?;
@@ -95,8 +98,9 @@ pub(crate) fn run(args: &DedupArgs) -> Result<()> {
                 .build_with_dict(&tree, &layer, &with_dict, DICT)
                 .map(drop)
         })?;
-        let equal = restored(&work, &binaries, &tree, &layer, &shared)?
-            && restored(&work, &binaries, &tree, &layer, &with_dict)?;
+        let expected = tree_digest(&tree)?;
+        let equal = restored(&work, &binaries, &layer, &shared)? == expected
+            && restored(&work, &binaries, &layer, &with_dict)? == expected;
         progress!(
             "{layer}: {}",
             if equal {
@@ -116,7 +120,6 @@ pub(crate) fn run(args: &DedupArgs) -> Result<()> {
         // A tree of the corpus is kept; these are many and quickly made again.
         std::fs::remove_dir_all(&tree).on("remove", &tree)?;
     }
-    work.empty_folder("scratch")?;
     let separate: u64 = rows.iter().map(|row| row.alone_bytes).sum();
     let together: u64 = rows.iter().map(|row| row.added_bytes).sum();
     let with_dict: u64 = dict_bytes
@@ -140,42 +143,28 @@ fn added(folder: &Path, build: impl FnOnce() -> Result<()>) -> Result<u64> {
     Ok(folder_bytes(folder)?.saturating_sub(before))
 }
 
-/// Whether the exported layer is the tree: both are written as the same kind of tar and compared by digest.
-fn restored(
-    work: &WorkDir,
-    binaries: &Binaries,
-    tree: &Path,
-    layer: &str,
-    origin: &Path,
-) -> Result<bool> {
+/// The digest of a layer that is exported and extracted.
+fn restored(work: &WorkDir, binaries: &Binaries, layer: &str, origin: &Path) -> Result<Vec<u8>> {
     let folder = work.empty_folder("scratch/restored")?;
-    let archive = work.root().join("scratch/restored.tar");
-    let mut export = Command::new(&binaries.dsec);
-    export
-        .args([
-            "export",
-            layer,
-            "--origin",
-            &format!("dir:{}", origin.display()),
-            "--to",
-        ])
-        .arg(&archive);
-    command::run(&mut export)?;
-    let line = "tar -xpf \"$1\" --numeric-owner --xattrs --xattrs-include='*' -C \"$2\"; rm \"$1\"";
-    command::shell(line, &[archive.as_os_str(), folder.as_os_str()])?;
-    let digest = |tree: &Path| {
-        let line = "tar --sort=name --format=pax --pax-option=delete=atime,delete=ctime --xattrs \
-                    --numeric-owner -C \"$1\" -cf - . | sha256sum";
-        command::shell(line, &[tree.as_os_str()])
-    };
-    let (expected, found) = (digest(tree)?, digest(&folder)?);
-    if expected.is_empty() {
-        return Err(Error::Unexpected(format!(
-            "`{}` has no digest",
-            tree.display()
-        )));
-    }
-    Ok(expected == found)
+    let line = "\"$1\" export \"$2\" --origin \"dir:$3\" --to - |
+                tar -xp --numeric-owner --xattrs --xattrs-include='*' -C \"$4\"";
+    command::shell(
+        line,
+        &[
+            binaries.dsec.as_os_str(),
+            OsStr::new(layer),
+            origin.as_os_str(),
+            folder.as_os_str(),
+        ],
+    )?;
+    tree_digest(&folder)
+}
+
+/// The digest of a tree as a tar with everything that a layer keeps.
+fn tree_digest(tree: &Path) -> Result<Vec<u8>> {
+    let line = "tar --sort=name --format=pax --pax-option=delete=atime,delete=ctime --xattrs --xattrs-include='*' \
+                --numeric-owner -C \"$1\" -cf - . | sha256sum";
+    command::shell(line, &[tree.as_os_str()])
 }
 
 fn table(report: &Report) -> String {

@@ -1,5 +1,8 @@
 //! `memory`: how often the page cache holds the same data when a whole tree is read, and how many reads that
 //! takes.
+//!
+//! The page cache holds whole pages, so a copy is the sum of all files' lengths rounded up to 4 KiB each; folders
+//! and metadata come on top and are part of the growth.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -16,6 +19,8 @@ use crate::origin::OriginProcess;
 use crate::store::{Binaries, Layerd};
 use crate::units::megabytes;
 
+/// Bytes of a page.
+const PAGE: u64 = 4_096;
 /// Largest growth of the page cache aimed at, in copies of the data.
 const COPIES_MAX: f64 = 1.15;
 
@@ -34,6 +39,7 @@ pub(crate) struct MemoryArgs {
 #[derive(Debug, Default, Serialize)]
 struct Row {
     way: &'static str,
+    /// All files, in whole pages.
     data_bytes: u64,
     growth_bytes: u64,
     /// Growth as a multiple of the data.
@@ -53,7 +59,10 @@ struct Row {
 pub(crate) fn run(args: &MemoryArgs) -> Result<()> {
     let (work, binaries) = args.common.open()?;
     let tree = corpus::ensure_tree(&work, &args.tree)?;
-    let data_bytes = distinct_files(&tree)?.iter().map(|(_, len)| len).sum();
+    let data_bytes = distinct_files(&tree)?
+        .iter()
+        .map(|(_, len)| len.next_multiple_of(PAGE))
+        .sum();
     let image = work.folder("scratch")?.join("image.erofs");
     make_erofs(&tree, &image)?;
     let store = binaries.ensure_layers(&work, &[&args.tree])?;

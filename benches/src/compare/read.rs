@@ -32,7 +32,7 @@ const RANDOM_READS: u64 = 5_000;
 const COLD_READS: u64 = 200;
 /// Bytes of one sequential read.
 const PIECE: usize = 1 << 20;
-const TREE: &str = "read-file";
+const TREE: &str = "base-read-file";
 
 /// Reads one large file in several ways and compares with native EROFS.
 #[derive(Debug, clap::Args)]
