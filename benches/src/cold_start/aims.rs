@@ -61,7 +61,7 @@ impl Aim {
             None => "not measured",
         };
         format!(
-            "  {:<72}{sign} {limit:<6}{measured:>8}  {verdict}\n",
+            "  {:<76}{sign} {limit:<6}{measured:>8}  {verdict}\n",
             self.aim
         )
     }

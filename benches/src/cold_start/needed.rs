@@ -2,7 +2,8 @@
 //!
 //! The workload runs once, off the clock, on the native mounts with an empty page cache. What the page cache
 //! then holds of the image's files (`fincore`) is what was read, the kernel's read-ahead included: the same
-//! reads that reach a remote image. Metadata is not counted.
+//! reads that reach a remote image. Metadata is not counted. It is done twice and the larger count taken: another
+//! program that drops the page cache meanwhile can only make the count smaller.
 
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
@@ -30,11 +31,25 @@ pub(crate) struct Needed {
     pub(crate) needed_bytes: u64,
 }
 
+/// How often it is counted.
+const TIMES: usize = 2;
+
 /// Runs a workload natively and counts.
 ///
 /// # Errors
 /// Where the native way fails.
 pub(crate) fn measure(setting: &Setting<'_>, workload: &Workload) -> Result<Needed> {
+    let mut largest = Needed::default();
+    for _ in 0..TIMES {
+        let needed = measure_once(setting, workload)?;
+        if needed.needed_bytes >= largest.needed_bytes {
+            largest = needed;
+        }
+    }
+    Ok(largest)
+}
+
+fn measure_once(setting: &Setting<'_>, workload: &Workload) -> Result<Needed> {
     setting.work.empty_folder("scratch")?;
     host::drop_caches()?;
     let images: Vec<_> = workload

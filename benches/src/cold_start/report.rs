@@ -324,3 +324,39 @@ impl Row {
 pub(super) fn share(part: u64, of: u64) -> Option<f64> {
     (of > 0).then(|| part as f64 / of as f64)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cold_start::workload;
+
+    #[test]
+    fn totals_sum_whole_columns_only_and_ratios_are_within_a_group() {
+        let mut report = Report::new(Duration::from_millis(1), 1);
+        for (name, native_s) in [("W1", 1.0), ("gcc", 3.0)] {
+            let workload = workload::select(&[name.to_owned()], false).unwrap()[0];
+            report.add_workload(workload, Needed { image_bytes: 1000, needed_bytes: 100 });
+            for (way, factor) in [(Way::Native, 1.0), (Way::OnDemand, 2.0), (Way::Whole, 5.0)] {
+                let sample = Sample {
+                    first_output_s: native_s * factor,
+                    done_s: native_s * factor,
+                    plain_bytes: 500,
+                    ..Sample::default()
+                };
+                let failure = (name == "gcc" && way == Way::Whole).then(|| "broken".to_owned());
+                report.rows.push(Row::new(workload.name, way, 0, vec![sample], failure));
+            }
+        }
+        report.finish();
+        assert_eq!(report.groups(), ["W1", "gcc", TOTAL]);
+        assert!(report.row(TOTAL, Way::Whole, 0).is_none(), "a total without gcc would look too good");
+        let total = report.row(TOTAL, Way::OnDemand, 0).unwrap();
+        assert!((total.median.first_output_s - 8.0).abs() < 1e-9);
+        assert_eq!(total.ratios.first_output_to_native, Some(2.0));
+        assert_eq!(total.ratios.fetched_share, Some(0.5));
+        assert_eq!(total.ratios.needed_share, Some(0.1));
+        let failed = report.row("gcc", Way::Whole, 0).unwrap();
+        assert_eq!(failed.ratios.done_to_native, None);
+        assert!(report.table().contains("failed: broken"));
+    }
+}
