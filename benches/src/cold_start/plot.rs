@@ -102,25 +102,47 @@ fn colours(way: &str) -> (&'static str, &'static str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cold_start::needed::Needed;
     use crate::cold_start::sample::Sample;
     use crate::cold_start::ways::Way;
     use crate::cold_start::workload;
-    use crate::cold_start::needed::Needed;
 
     #[test]
     fn each_way_has_a_bar_whose_length_is_its_time() {
         let mut report = Report::new(std::time::Duration::from_millis(1), 1);
         let workload = workload::select(&["W1".to_owned()], false).unwrap()[0];
-        report.add_workload(workload, Needed { image_bytes: 1000, needed_bytes: 100 });
+        report.add_workload(
+            workload,
+            Needed {
+                image_bytes: 1000,
+                needed_bytes: 100,
+            },
+        );
         for (way, done_s) in [(Way::Native, 1.0), (Way::EagerGz, 4.0)] {
-            let sample = Sample { first_output_s: done_s / 2.0, done_s, ..Sample::default() };
-            report.rows.push(Row::new(workload.name, way, 25_000_000, vec![sample], None));
+            let sample = Sample {
+                first_output_s: done_s / 2.0,
+                done_s,
+                ..Sample::default()
+            };
+            report
+                .rows
+                .push(Row::new(workload.name, way, 25_000_000, vec![sample], None));
         }
         let svg = svg(&report);
         assert!(svg.contains("W1, 25 MB/s</text>"), "{svg}");
-        let bar = |width: f64, colour: &str| svg.contains(&format!("width=\"{width:.1}\" height=\"13\" fill=\"{colour}\""));
+        let bar = |width: f64, colour: &str| {
+            svg.contains(&format!(
+                "width=\"{width:.1}\" height=\"13\" fill=\"{colour}\""
+            ))
+        };
         let longest = PANEL_WIDTH - LABEL_WIDTH - NUMBERS_WIDTH;
-        assert!(bar(longest, "#bccbdb") && bar(longest / 2.0, "#46607c"), "{svg}");
-        assert!(bar(longest / 4.0, "#b9d3b9") && bar(longest / 8.0, "#3f6b3f"), "{svg}");
+        assert!(
+            bar(longest, "#bccbdb") && bar(longest / 2.0, "#46607c"),
+            "{svg}"
+        );
+        assert!(
+            bar(longest / 4.0, "#b9d3b9") && bar(longest / 8.0, "#3f6b3f"),
+            "{svg}"
+        );
     }
 }

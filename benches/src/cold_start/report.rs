@@ -335,7 +335,13 @@ mod tests {
         let mut report = Report::new(Duration::from_millis(1), 1);
         for (name, native_s) in [("W1", 1.0), ("gcc", 3.0)] {
             let workload = workload::select(&[name.to_owned()], false).unwrap()[0];
-            report.add_workload(workload, Needed { image_bytes: 1000, needed_bytes: 100 });
+            report.add_workload(
+                workload,
+                Needed {
+                    image_bytes: 1000,
+                    needed_bytes: 100,
+                },
+            );
             for (way, factor) in [(Way::Native, 1.0), (Way::OnDemand, 2.0), (Way::Whole, 5.0)] {
                 let sample = Sample {
                     first_output_s: native_s * factor,
@@ -344,12 +350,17 @@ mod tests {
                     ..Sample::default()
                 };
                 let failure = (name == "gcc" && way == Way::Whole).then(|| "broken".to_owned());
-                report.rows.push(Row::new(workload.name, way, 0, vec![sample], failure));
+                report
+                    .rows
+                    .push(Row::new(workload.name, way, 0, vec![sample], failure));
             }
         }
         report.finish();
         assert_eq!(report.groups(), ["W1", "gcc", TOTAL]);
-        assert!(report.row(TOTAL, Way::Whole, 0).is_none(), "a total without gcc would look too good");
+        assert!(
+            report.row(TOTAL, Way::Whole, 0).is_none(),
+            "a total without gcc would look too good"
+        );
         let total = report.row(TOTAL, Way::OnDemand, 0).unwrap();
         assert!((total.median.first_output_s - 8.0).abs() < 1e-9);
         assert_eq!(total.ratios.first_output_to_native, Some(2.0));
