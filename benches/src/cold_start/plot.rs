@@ -6,10 +6,10 @@ use std::fmt::Write;
 use crate::cold_start::report::{Report, Row};
 use crate::units::{bandwidth_name, megabytes};
 
-const PANEL_WIDTH: f64 = 400.0;
+const PANEL_WIDTH: f64 = 430.0;
 const LABEL_WIDTH: f64 = 92.0;
 /// Room for the numbers behind the longest bar.
-const NUMBERS_WIDTH: f64 = 118.0;
+const NUMBERS_WIDTH: f64 = 145.0;
 const BAR_HEIGHT: f64 = 13.0;
 const BAR_STEP: f64 = 17.0;
 const TITLE_HEIGHT: f64 = 34.0;
@@ -68,6 +68,11 @@ fn panel(body: &mut String, rows: &[&Row], title: &str, (x, y): (f64, f64)) -> f
     for row in rows {
         let (first, done) = (row.median.first_output_s, row.median.done_s);
         let (dark, light) = colours(row.way);
+        let wire_mb = megabytes(row.median.wire_bytes);
+        let numbers = match row.failure {
+            Some(_) => "failed".to_owned(),
+            None => format!("{first:.2} / {done:.2} s, {wire_mb:.1} MB"),
+        };
         let text_y = top + BAR_HEIGHT - 3.0;
         let left = x + LABEL_WIDTH;
         writeln!(
@@ -75,13 +80,12 @@ fn panel(body: &mut String, rows: &[&Row], title: &str, (x, y): (f64, f64)) -> f
             "<text x=\"{:.1}\" y=\"{text_y:.1}\" text-anchor=\"end\">{}</text>\n\
              <rect x=\"{left:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{BAR_HEIGHT}\" fill=\"{light}\"/>\n\
              <rect x=\"{left:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{BAR_HEIGHT}\" fill=\"{dark}\"/>\n\
-             <text x=\"{:.1}\" y=\"{text_y:.1}\" fill=\"#444444\">{first:.2} / {done:.2} s, {:.1} MB</text>",
+             <text x=\"{:.1}\" y=\"{text_y:.1}\" fill=\"#444444\">{numbers}</text>",
             left - 6.0,
             row.way,
             done * scale,
             first * scale,
             left + done * scale + 5.0,
-            megabytes(row.median.wire_bytes),
         )
         .unwrap_or_default();
         top += BAR_STEP;

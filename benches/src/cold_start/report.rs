@@ -51,7 +51,7 @@ pub(super) struct Row {
     pub(super) median: Sample,
     pub(super) ratios: Ratios,
     /// Why runs failed; the numbers are then those of the others.
-    failure: Option<String>,
+    pub(super) failure: Option<String>,
     samples: Vec<Sample>,
 }
 
