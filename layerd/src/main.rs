@@ -8,6 +8,7 @@ mod paths;
 mod plane;
 mod protocol;
 mod settings;
+mod sys;
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -87,6 +88,7 @@ fn report(error: Option<String>) -> ExitCode {
 }
 
 fn main() -> ExitCode {
+    sys::keep_little_memory();
     start_log();
     let mut arguments = std::env::args_os();
     let program = arguments.next();

@@ -150,6 +150,7 @@ impl Shared {
             let prefetch = job.priority == Priority::Prefetch;
             let first = usize::from(job.priority == Priority::Again);
             let object = names::pack(&job.plan.pack);
+            tracing::trace!(segments = job.plan.parts.len(), "fetching");
             let deadline = Instant::now() + self.patience;
             let (outcome, spent) = self.origins.fetch(&object, job.plan.range, first, deadline);
             // Forgotten before it is delivered: whoever gets the segment and loses it again may ask at once.

@@ -80,6 +80,7 @@ impl Feed {
 
     /// Does what the data plane wishes.
     pub(crate) fn wish(&self, message: ToControl) {
+        tracing::trace!(?message, "wish");
         match message {
             ToControl::Need {
                 layer,
@@ -154,6 +155,7 @@ impl Target {
 
     fn deliver(&self, delivery: &Delivery) {
         let layer = &delivery.layer;
+        tracing::trace!(segments = delivery.plan.parts.len(), "fetched");
         self.count(
             Some(layer.digest),
             Counters {
@@ -188,6 +190,7 @@ impl Target {
             let digest = *digest;
             self.send(&ToData::Frame { digest, from }, frame);
         }
+        tracing::trace!("handed over");
         let mut written = Counters::default();
         for (digest, _, frame) in &frames {
             match self.cache.put(digest, frame) {

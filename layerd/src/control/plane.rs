@@ -77,8 +77,6 @@ impl Starter {
             .arg(format!("{}ms", self.patience.as_millis()))
             .arg("--memory")
             .arg(self.memory_bytes_max.to_string())
-            // Few arenas: the threads hold little, and free memory in one is of no use to the others.
-            .env("MALLOC_ARENA_MAX", "2")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

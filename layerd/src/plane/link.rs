@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::protocol::{ToControl, write_message};
 
 /// How long a message may wait for room in the socket.
-const SEND_TIMEOUT: Duration = Duration::from_secs(1);
+const SEND_TIMEOUT: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Default)]
 struct Current {

@@ -37,7 +37,6 @@ enum Task {
     Look {
         layer: Arc<LayerState>,
         indexes: Vec<usize>,
-        prefetch: bool,
     },
     /// Load a cached segment.
     Load(Digest),
@@ -173,18 +172,11 @@ impl Loader {
                 Joined::Waiting => {}
             }
         }
-        let wake = !fresh.is_empty() || !promoted.is_empty();
-        if !fresh.is_empty() {
-            state.demand.push_back(Task::Look {
-                layer: Arc::clone(layer),
-                indexes: fresh,
-                prefetch: false,
-            });
-        }
         drop(state);
-        if wake {
-            self.shared.work.notify_one();
+        if !fresh.is_empty() {
             self.shared.waiting.notify_one();
+            // Looking whether a file is there takes microseconds and saves the way through a worker.
+            self.shared.look(layer, fresh);
         }
         for digest in promoted {
             self.shared.link.send(&ToControl::Promote { digest });
@@ -228,7 +220,6 @@ impl Loader {
         state.demand.push_back(Task::Look {
             layer: Arc::clone(layer),
             indexes,
-            prefetch: true,
         });
         drop(state);
         self.shared.work.notify_one();
@@ -241,8 +232,14 @@ impl Loader {
             // Nobody waits any more; it is in the cache on disk by now.
             return;
         };
+        tracing::trace!(?digest, "frame came");
         entry.stage = Stage::Decoding;
         let prefetch = entry.prefetch;
+        if !prefetch && state.pending.entries.len() == 1 {
+            // Nothing else can arrive: decode here instead of waking a worker.
+            drop(state);
+            return self.shared.decode(digest, &frame, Source::Origin(from));
+        }
         let task = Task::Decode {
             digest,
             frame,
@@ -361,11 +358,7 @@ impl Shared {
 
     fn run(&self, task: Task) {
         match task {
-            Task::Look {
-                layer,
-                indexes,
-                prefetch,
-            } => self.look(&layer, indexes, prefetch),
+            Task::Look { layer, indexes } => self.look(&layer, indexes),
             Task::Load(digest) => self.load(digest),
             Task::Decode {
                 digest,
@@ -376,7 +369,7 @@ impl Shared {
     }
 
     /// Sorts segments into cached ones, which become tasks, and missing ones, which are asked for run by run.
-    fn look(&self, layer: &Arc<LayerState>, indexes: Vec<usize>, prefetch: bool) {
+    fn look(&self, layer: &Arc<LayerState>, indexes: Vec<usize>) {
         let mut cached = Vec::new();
         // (first index, count, whether nobody waits): a reader may have come since the task was queued.
         let mut runs: Vec<(usize, usize, bool)> = Vec::new();
@@ -405,6 +398,7 @@ impl Shared {
             }
         }
         for (first, count, prefetch) in runs {
+            tracing::trace!(first, count, prefetch, "need");
             self.link.send(&ToControl::Need {
                 layer: layer.digest,
                 first,
@@ -412,35 +406,24 @@ impl Shared {
                 prefetch,
             });
         }
-        self.queue_loads(cached, prefetch);
+        self.queue_loads(cached);
     }
 
-    fn queue_loads(&self, cached: Vec<Digest>, prefetch: bool) {
-        let mut cached = cached.into_iter();
-        // This thread takes the first one that somebody waits for itself.
-        let own = if prefetch { None } else { cached.next() };
-        let mut more = 0;
+    fn queue_loads(&self, cached: Vec<Digest>) {
+        if cached.is_empty() {
+            return;
+        }
         let mut state = self.lock();
         for digest in cached {
-            more += 1;
-            let waited = state
-                .pending
-                .entries
-                .get(&digest)
-                .is_some_and(|e| !e.prefetch);
-            if waited {
+            let entry = state.pending.entries.get(&digest);
+            if entry.is_some_and(|entry| !entry.prefetch) {
                 state.demand.push_back(Task::Load(digest));
             } else {
                 state.prefetch.push_back(Task::Load(digest));
             }
         }
         drop(state);
-        if more > 0 {
-            self.work.notify_all();
-        }
-        if let Some(digest) = own {
-            self.load(digest);
-        }
+        self.work.notify_all();
     }
 
     fn plain_len(&self, digest: &Digest) -> Option<u64> {
@@ -480,21 +463,31 @@ impl Shared {
         self.link.send(&need);
     }
 
+    /// The length of a pending segment, and a buffer of that length (with old bytes in it).
+    fn buffer(&self, digest: &Digest) -> Option<Box<[u8]>> {
+        let mut state = self.lock();
+        let (_, len) = state.pending.entries.get(digest)?.place.segment()?;
+        let spare = state.lru.take_spare(len);
+        drop(state);
+        Some(spare.unwrap_or_else(|| vec![0; imgstore::ids::to_usize(len)].into_boxed_slice()))
+    }
+
     fn decode(&self, digest: Digest, stored: &[u8], source: Source) {
-        let Some(len) = self.plain_len(&digest) else {
+        let Some(mut plain) = self.buffer(&digest) else {
             return;
         };
-        let plain = frame::decode(stored, len).map_err(|e| e.to_string());
-        let verified = plain.and_then(|plain| {
+        let decoded = frame::decode_into(stored, &mut plain).map_err(|e| e.to_string());
+        let verified = decoded.and_then(|()| {
             let found = Digest::of(&plain);
             if found == digest {
-                Ok(plain)
+                Ok(())
             } else {
                 Err(format!("digest of the plain bytes: found {found}"))
             }
         });
+        tracing::trace!(?digest, "decoded");
         match verified {
-            Ok(plain) => self.finish(digest, &Arc::new(plain.into_boxed_slice()), &source),
+            Ok(()) => self.finish(digest, &Arc::new(plain), &source),
             Err(found) => self.damaged(digest, &found, source),
         }
     }
@@ -533,6 +526,7 @@ impl Shared {
             });
             (waiter.done)(Ok(plain));
         }
+        tracing::trace!(?digest, "answered");
         if report {
             self.link.send(&ToControl::Used { digests: used });
         }

@@ -3,11 +3,17 @@
 //! Neighbouring reads hit the same segment again and again (a read is at most 128 KiB, a segment is longer), so a small
 //! memory saves most decoding. There are a few hundred entries at most: looking through all of them to find the oldest is
 //! cheaper than keeping a list in order.
+//!
+//! What leaves is not freed but filled again: most segments have one length, so in steady state decoding takes no memory
+//! from the allocator, and none of the kernel's time to clear fresh pages.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use imgstore::ids::{Digest, to_u64};
+
+/// Most buffers kept to be filled again: one for each thread that decodes.
+const SPARE_MAX: usize = 4;
 
 /// A segment's plain bytes.
 pub(crate) type Plain = Arc<Box<[u8]>>;
@@ -25,6 +31,7 @@ pub(crate) struct PlainLru {
     bytes: u64,
     bytes_max: u64,
     clock: u64,
+    spare: Vec<Box<[u8]>>,
 }
 
 impl PlainLru {
@@ -34,7 +41,15 @@ impl PlainLru {
             bytes: 0,
             bytes_max,
             clock: 0,
+            spare: Vec::new(),
         }
+    }
+
+    /// A buffer of `len` bytes that nobody reads any more, with old bytes in it.
+    pub(crate) fn take_spare(&mut self, len: u64) -> Option<Box<[u8]>> {
+        let mut lengths = self.spare.iter().map(|buffer| to_u64(buffer.len()));
+        let at = lengths.position(|found| found == len)?;
+        Some(self.spare.swap_remove(at))
     }
 
     /// The segment, if it is here; it is then the last used.
@@ -72,7 +87,20 @@ impl PlainLru {
             };
             if let Some(gone) = self.entries.remove(&oldest) {
                 self.bytes -= to_u64(gone.plain.len());
+                self.recycle(gone.plain);
             }
+        }
+    }
+}
+
+impl PlainLru {
+    fn recycle(&mut self, plain: Plain) {
+        // A reader may still copy from it; then it is freed when that is done.
+        if let Ok(buffer) = Arc::try_unwrap(plain) {
+            if self.spare.len() >= SPARE_MAX {
+                self.spare.remove(0);
+            }
+            self.spare.push(buffer);
         }
     }
 }
@@ -97,6 +125,23 @@ mod tests {
         let here: Vec<bool> = all.iter().map(|(d, _)| lru.contains(d)).collect();
         assert_eq!(here, [true, false, true]);
         assert_eq!(lru.bytes, 80);
+    }
+
+    #[test]
+    fn what_leaves_is_used_again_unless_somebody_reads_it() {
+        let mut lru = PlainLru::new(100);
+        let (first, bytes) = plain(1, 60);
+        lru.insert(first, &bytes);
+        drop(bytes);
+        let (second, read) = plain(2, 60);
+        lru.insert(second, &read);
+        assert_eq!(lru.take_spare(61), None);
+        assert_eq!(lru.take_spare(60).unwrap()[0], 1);
+        assert_eq!(lru.take_spare(60), None);
+        let (third, bytes) = plain(3, 60);
+        lru.insert(third, &bytes);
+        assert_eq!(lru.take_spare(60), None, "`read` is still held");
+        assert!(read.iter().all(|b| *b == 2));
     }
 
     #[test]
