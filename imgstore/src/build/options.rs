@@ -26,8 +26,19 @@ pub enum Phase {
     ReadBack,
 }
 
-/// Called with the phase, bytes done and bytes in all; from several threads.
-pub type Progress = Arc<dyn Fn(Phase, u64, u64) + Send + Sync>;
+/// How far a phase is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Step {
+    /// The phase.
+    pub phase: Phase,
+    /// Bytes done and in all.
+    pub bytes: (u64, u64),
+    /// Files done and in all; segments while storing.
+    pub items: (u64, u64),
+}
+
+/// Called now and then with how far the build is, from several threads.
+pub type Progress = Arc<dyn Fn(Step) + Send + Sync>;
 
 /// The order in which files are laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,9 +142,9 @@ impl BuildOptions {
         Ok(())
     }
 
-    pub(crate) fn report(&self, phase: Phase, done: u64, total: u64) {
+    pub(crate) fn report(&self, step: Step) {
         if let Some(progress) = &self.progress {
-            progress(phase, done, total);
+            progress(step);
         }
     }
 }

@@ -7,16 +7,16 @@
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::error::BuildError;
-use super::options::{BuildOptions, Phase};
+use super::options::{BuildOptions, Phase, Step};
 use super::scan::Scanned;
 use super::segments::{Staged, Stored};
 use crate::format::manifest::Manifest;
 use crate::format::placement::Placement;
 use crate::format::{frame, names};
-use crate::ids::{Digest, to_usize};
+use crate::ids::{Digest, to_u64, to_usize};
 use crate::origin::Origin;
 use crate::store::reader::{LayerReader, LayerTree};
 use crate::tree::{InodeId, Kind, Tree};
@@ -128,7 +128,11 @@ fn compare_files(
     options: &BuildOptions,
 ) -> Result<(), BuildError> {
     let read_segment = |index: usize| subject.segment(index);
-    let next = AtomicUsize::new(0);
+    let total = files
+        .iter()
+        .map(|(.., f)| f.len)
+        .fold(0, u64::saturating_add);
+    let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
     let error: Mutex<Option<BuildError>> = Mutex::new(None);
     let fail = |e: BuildError| {
         *error
@@ -152,16 +156,21 @@ fn compare_files(
             if part.is_empty() || error.lock().expect("as above").is_some() {
                 return;
             }
+            let mut read = 0;
             for (path, _, id, scanned) in part.iter().take(FILES_AT_ONCE) {
                 if let Err(e) = compare_file(&reader, found, path, *id, scanned) {
                     return fail(e);
                 }
+                read += scanned.len;
             }
-            options.report(
-                Phase::ReadBack,
-                crate::ids::to_u64(from),
-                crate::ids::to_u64(files.len()),
-            );
+            options.report(Step {
+                phase: Phase::ReadBack,
+                bytes: (done.fetch_add(read, Ordering::Relaxed) + read, total),
+                items: (
+                    to_u64((from + FILES_AT_ONCE).min(files.len())),
+                    to_u64(files.len()),
+                ),
+            });
         }
     };
     std::thread::scope(|scope| {

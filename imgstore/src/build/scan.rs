@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::error::BuildError;
-use super::options::{BuildOptions, Phase};
+use super::options::{BuildOptions, Phase, Step};
 use crate::format::manifest::SEGMENT_BYTES_MAX;
 use crate::ids::{BLOCK_SIZE, Digest, round_up_to_block, to_u64, to_usize};
 use crate::source::content::ContentReader;
@@ -163,8 +163,16 @@ pub fn scan(tree: &Tree, options: &BuildOptions) -> Result<HashMap<InodeId, Scan
     let results: Mutex<Vec<(usize, Result<Scanned, BuildError>)>> = Mutex::new(Vec::new());
     let work = || {
         let mut buf = Vec::new();
-        let progress =
-            |n| options.report(Phase::Scan, done.fetch_add(n, Ordering::Relaxed) + n, total);
+        let progress = |n| {
+            let bytes = (done.fetch_add(n, Ordering::Relaxed) + n, total);
+            let started = next.load(Ordering::Relaxed).min(files.len());
+            let items = (to_u64(started), to_u64(files.len()));
+            options.report(Step {
+                phase: Phase::Scan,
+                bytes,
+                items,
+            });
+        };
         while !failed.load(Ordering::Relaxed) {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some((_, content)) = files.get(index) else {

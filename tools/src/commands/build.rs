@@ -39,11 +39,10 @@ pub(crate) fn run(args: &Build) -> Result<ExitCode, Failure> {
         ..defaults
     };
     options.check()?;
-    bar.set_message("source");
     let source_options = SourceOptions {
         spool_dir: args.tmp.clone(),
         keep_xattrs: args.keep_xattr.clone(),
-        progress: None,
+        progress: Some(progress::source(&bar)),
     };
     let loaded = source::load(&args.source, &source_options)?;
     let mut labels = loaded.labels.clone();
