@@ -14,7 +14,7 @@ use tempfile::NamedTempFile;
 use super::error::BuildError;
 use super::known::Known;
 use super::layout::{Layout, Planned};
-use super::options::{BuildOptions, Phase};
+use super::options::{BuildOptions, Phase, Step};
 use crate::format::frame;
 use crate::format::manifest::Segment;
 use crate::format::placement::Pack;
@@ -289,7 +289,11 @@ pub fn stage(
                 stored,
             });
         }
-        options.report(Phase::Store, done, total);
+        options.report(Step {
+            phase: Phase::Store,
+            bytes: (done, total),
+            items: (to_u64(own.len()), to_u64(layout.own.len())),
+        });
     }
     writer.finish()?;
     assert!(
