@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 pub(crate) fn bar() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
     let style = ProgressStyle::with_template(
-        "{msg:<10} [{bar:30}] {bytes}/{total_bytes} {prefix} {bytes_per_sec} {eta} left",
+        "{msg:<10} [{bar:16}] {bytes}/{total_bytes} {prefix} {bytes_per_sec} {eta} left",
     );
     bar.set_style(
         style
