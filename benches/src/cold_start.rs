@@ -14,7 +14,7 @@ mod workload;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub(crate) use needed::distinct_files;
+pub(crate) use needed::{distinct_files, resident_bytes};
 pub(crate) use sample::{middle, percentile};
 pub(crate) use ways::read_all;
 
@@ -38,7 +38,7 @@ use workload::Workload;
     dsec-bench cold-start --small --runs 5\n  \
     dsec-bench cold-start --workloads W1,gcc --ways whole,on-demand,native --bandwidth none,25\n  \
     dsec-bench cold-start --json out.json --svg out.svg\n\n\
-The corpus is made from Debian, PyPI and npm packages on first use (some minutes, about 4 GB in --work).\n\
+The corpus is made from Debian, PyPI and npm packages on first use (some minutes, about 5 GB in --work).\n\
 Needs root, mmdebstrap, dpkg, pip, npm, mkfs.erofs, tar, gzip, zstd and fincore.")]
 pub(crate) struct ColdStartArgs {
     /// Folder for the corpus and everything made from it [default: $XDG_CACHE_HOME/dsec-bench].

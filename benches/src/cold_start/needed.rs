@@ -67,9 +67,7 @@ fn measure_once(setting: &Setting<'_>, workload: &Workload) -> Result<Needed> {
     for layer in &root.layers {
         let files = distinct_files(layer)?;
         needed.image_bytes += files.iter().map(|(_, len)| len).sum::<u64>();
-        for group in files.chunks(FILES_PER_CALL) {
-            needed.needed_bytes += cached_bytes(group.iter().map(|(path, _)| path))?;
-        }
+        needed.needed_bytes += resident_bytes(&files)?;
     }
     mounted.clear();
     Ok(needed)
@@ -97,15 +95,22 @@ pub(crate) fn distinct_files(folder: &Path) -> Result<Vec<(PathBuf, u64)>> {
     Ok(files)
 }
 
-fn cached_bytes<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<u64> {
-    let mut fincore = Command::new("fincore");
-    fincore
-        .args(["--bytes", "--raw", "--noheadings", "--output", "RES", "--"])
-        .args(files);
-    let output = command::run(&mut fincore)?;
-    let text = String::from_utf8_lossy(&output);
-    Ok(text
-        .lines()
-        .filter_map(|line| line.trim().parse::<u64>().ok())
-        .sum())
+/// What the page cache holds of these files.
+///
+/// # Errors
+/// Where `fincore` cannot open one.
+pub(crate) fn resident_bytes(files: &[(PathBuf, u64)]) -> Result<u64> {
+    let mut sum = 0;
+    for group in files.chunks(FILES_PER_CALL) {
+        let mut fincore = Command::new("fincore");
+        fincore.args(["--bytes", "--raw", "--noheadings", "--output", "RES", "--"]);
+        fincore.args(group.iter().map(|(path, _)| path));
+        let output = command::run(&mut fincore)?;
+        let text = String::from_utf8_lossy(&output);
+        sum += text
+            .lines()
+            .filter_map(|line| line.trim().parse::<u64>().ok())
+            .sum::<u64>();
+    }
+    Ok(sum)
 }

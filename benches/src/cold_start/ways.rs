@@ -234,15 +234,14 @@ pub(crate) fn read_all(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes the filled cache of a workload.
+/// Removes the filled cache of a workload, with the daemon's log.
 ///
 /// # Errors
 /// Where it cannot be removed.
 pub(crate) fn forget_cache(setting: &Setting<'_>, workload: &Workload) -> Result<()> {
-    let folder = setting.work.root().join(cached_folder(workload));
-    if folder.try_exists().on("look for", &folder)? {
-        std::fs::remove_dir_all(&folder).on("remove", &folder)?;
-    }
+    let cache = setting.work.root().join(cached_folder(workload));
+    let (log, socket) = (cache.with_extension("log"), cache.with_extension("sock"));
+    command::run(Command::new("rm").arg("-rf").args([&cache, &log, &socket]))?;
     Ok(())
 }
 
