@@ -3,10 +3,11 @@
 
 use nix::libc;
 
-/// Larger blocks come from the kernel one by one and go back when they are freed.
-const MMAP_THRESHOLD_BYTES: libc::c_int = 128 << 10;
+/// Larger blocks come from the kernel one by one and go back when they are freed. Above the buffers of the HTTP client
+/// and the usual segment: the kernel clears such a block's pages each time, which doubled the cost of fetching.
+const MMAP_THRESHOLD_BYTES: libc::c_int = 1 << 20;
 /// Free memory at the end of the heap beyond this goes back.
-const TRIM_THRESHOLD_BYTES: libc::c_int = 256 << 10;
+const TRIM_THRESHOLD_BYTES: libc::c_int = 1 << 20;
 /// Heaps: free memory in one is of no use to the threads of another.
 const ARENAS_MAX: libc::c_int = 2;
 

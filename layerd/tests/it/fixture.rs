@@ -51,7 +51,7 @@ impl World {
             threads: 1,
             ..BuildOptions::default()
         };
-        let report = build((&loaded.tree).into(), tag.clone().into(), &origin, &options).unwrap();
+        let report = build((&loaded.tree).into(), tag.into(), &origin, &options).unwrap();
         layer::open(&origin, &report.layer).unwrap()
     }
 
