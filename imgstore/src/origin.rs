@@ -8,6 +8,7 @@ pub mod counting;
 pub mod dir;
 pub mod http;
 pub mod mem;
+mod plain_http;
 pub mod url;
 
 use std::io::Read;

@@ -35,6 +35,31 @@ pub(crate) struct Provenance {
     pub(crate) offset: u64,
 }
 
+/// What fetching a range cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Cost {
+    /// The layer it was fetched for.
+    pub(crate) layer: Digest,
+    /// Requests sent.
+    pub(crate) requests: u64,
+    /// Of those, repeated ones.
+    pub(crate) retries: u64,
+    /// Bytes received.
+    pub(crate) bytes: u64,
+}
+
+impl Cost {
+    /// The counters it belongs to.
+    pub(crate) fn counters(&self) -> Counters {
+        Counters {
+            remote_requests: self.requests,
+            remote_bytes: self.bytes,
+            retries: self.retries,
+            ..Counters::default()
+        }
+    }
+}
+
 /// From the control process.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -64,6 +89,10 @@ pub(crate) enum ToData {
         digest: Digest,
         /// Where it came from.
         from: Provenance,
+        /// What fetching cost, for the layer; with the first frame of a range. A message of its own would make the reader
+        /// wait for it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cost: Option<Box<Cost>>,
     },
     /// There is no frame for these segments now.
     NoFrame {
@@ -228,13 +257,17 @@ mod tests {
             pack: Digest::of(b"pack"),
             offset: 7,
         };
-        let head = ToData::Frame { digest, from };
+        let head = ToData::Frame {
+            digest,
+            from,
+            cost: None,
+        };
         write_message(&mut wire, &head, b"stored frame").unwrap();
         write_message(&mut wire, &ToData::Exit { id: 3 }, b"").unwrap();
         let mut wire = &*wire;
         let (message, bytes) = read_message::<ToData>(&mut wire).unwrap().unwrap();
         assert!(
-            matches!(message, ToData::Frame { digest: d, from } if d == digest && from.offset == 7)
+            matches!(message, ToData::Frame { digest: d, from, cost: None } if d == digest && from.offset == 7)
         );
         assert_eq!(bytes, b"stored frame");
         let (message, bytes) = read_message::<ToData>(&mut wire).unwrap().unwrap();

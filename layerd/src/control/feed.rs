@@ -17,7 +17,7 @@ use layerd_client::api::Counters;
 
 use super::layers::LayerStore;
 use super::link::PlaneLink;
-use crate::protocol::{Provenance, ToControl, ToData};
+use crate::protocol::{Cost, Provenance, ToControl, ToData};
 
 /// A cache that cannot be written is reported this often.
 const WARN_EVERY: Duration = Duration::from_secs(60);
@@ -154,24 +154,24 @@ impl Target {
     }
 
     fn deliver(&self, delivery: &Delivery) {
-        let layer = &delivery.layer;
         tracing::trace!(segments = delivery.plan.parts.len(), "fetched");
-        self.count(
-            Some(layer.digest),
-            Counters {
-                remote_requests: delivery.spent.requests,
-                remote_bytes: delivery.spent.bytes,
-                retries: delivery.spent.retries,
-                ..Counters::default()
-            },
-        );
+        let cost = Cost {
+            layer: delivery.layer.digest,
+            requests: delivery.spent.requests,
+            retries: delivery.spent.retries,
+            bytes: delivery.spent.bytes,
+        };
         match &delivery.outcome {
-            Ok(fetched) => self.hand_over(delivery, &fetched.bytes, &fetched.origin),
-            Err(error) => self.refuse(delivery, error),
+            Ok(fetched) => self.hand_over(delivery, &fetched.bytes, &fetched.origin, cost),
+            Err(error) => {
+                self.count(Some(cost.layer), cost.counters());
+                self.refuse(delivery, error);
+            }
         }
     }
 
-    fn hand_over(&self, delivery: &Delivery, bytes: &[u8], origin: &str) {
+    fn hand_over(&self, delivery: &Delivery, bytes: &[u8], origin: &str, cost: Cost) {
+        let mut cost = Some(Box::new(cost));
         let layer = &delivery.layer;
         let frames: Vec<(Digest, u64, &[u8])> = delivery
             .plan
@@ -187,8 +187,12 @@ impl Target {
                 pack: delivery.plan.pack,
                 offset: *offset,
             };
-            let digest = *digest;
-            self.send(&ToData::Frame { digest, from }, frame);
+            let message = ToData::Frame {
+                digest: *digest,
+                from,
+                cost: cost.take(),
+            };
+            self.send(&message, frame);
         }
         tracing::trace!("handed over");
         let mut written = Counters::default();

@@ -95,7 +95,12 @@ impl Server {
             }
             ToData::AddImage { id, layer } => self.apart(id, move |server| server.add(layer)),
             ToData::RemoveImage { id, layer } => self.apart(id, move |server| server.remove(layer)),
-            ToData::Frame { digest, from } => self.loader.frame(digest, bytes, from),
+            ToData::Frame { digest, from, cost } => {
+                if let Some(cost) = cost {
+                    self.layers.count(Some(&cost.layer), &cost.counters());
+                }
+                self.loader.frame(digest, bytes, from);
+            }
             ToData::NoFrame { digests, reason } => self.loader.no_frame(&digests, &reason),
             ToData::Count { layer, counters } => self.layers.count(layer.as_ref(), &counters),
             ToData::Stats { id } => {
