@@ -4,7 +4,9 @@
 //! Memory is bounded by a batch.
 
 use std::collections::HashMap;
+use std::fs::Permissions;
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -189,6 +191,8 @@ impl PackWriter {
             None => {
                 let file = tempfile::Builder::new()
                     .prefix("pack-")
+                    // It becomes an object as it is: as readable as every other, for a web server of another user.
+                    .permissions(Permissions::from_mode(0o666))
                     .tempfile_in(&self.folder)
                     .map_err(|e| self.error(e))?;
                 OpenPack {
