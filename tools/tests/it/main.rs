@@ -2,8 +2,16 @@
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
-    clippy::indexing_slicing,
     reason = "helpers of tests fail by panicking and say why, as tests do"
 )]
 
+mod daemon;
+mod nginx;
+mod world;
+
+mod contract;
+mod images;
+mod same_name;
+mod served;
 mod tidy;
+mod wrong_use;
