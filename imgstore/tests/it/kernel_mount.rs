@@ -1,4 +1,4 @@
-//! Mounts a published layer with the kernel alone: the flat image as a file, no daemon.
+//! Mounts a published layer with the kernel alone, no daemon: the flat image as a file, or a file per segment.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -27,7 +27,16 @@ impl KernelMount {
         write_flat(origin, digest, &image);
         let point = dir.path().join("mnt");
         std::fs::create_dir(&point).unwrap();
-        mount_erofs(&image, &point);
+        mount_erofs(&image, &[], &point);
+        Self { point, _dir: dir }
+    }
+
+    /// Mounts a metadata image with one device per segment.
+    pub(crate) fn with_devices(meta: &Path, segments: &[PathBuf]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let point = dir.path().join("mnt");
+        std::fs::create_dir(&point).unwrap();
+        mount_erofs(meta, segments, &point);
         Self { point, _dir: dir }
     }
 
@@ -56,9 +65,12 @@ pub(crate) fn write_flat(origin: &dyn Origin, digest: &Digest, path: &Path) {
 }
 
 /// File-backed mount by the mount API: `mount(8)` would make a loop device.
-fn mount_erofs(image: &Path, point: &Path) {
+fn mount_erofs(image: &Path, devices: &[PathBuf], point: &Path) {
     let fs = fsopen("erofs", FsOpenFlags::FSOPEN_CLOEXEC).unwrap();
     fsconfig_set_string(fs.as_fd(), "source", image).unwrap();
+    for device in devices {
+        fsconfig_set_string(fs.as_fd(), "device", device).unwrap();
+    }
     fsconfig_set_flag(fs.as_fd(), "ro").unwrap();
     fsconfig_create(fs.as_fd()).unwrap();
     let mount = fsmount(

@@ -23,4 +23,5 @@ mod source_tar_damage;
 mod source_tar_odd;
 mod source_upper;
 mod source_xattrs;
+mod strangers;
 mod tar_bytes;
