@@ -10,6 +10,7 @@
 mod build;
 mod damage;
 mod fidelity;
+mod golden;
 mod kernel_mount;
 mod model;
 mod observe;
