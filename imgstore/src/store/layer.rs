@@ -131,11 +131,23 @@ pub fn list_tags(origin: &dyn Origin) -> Result<Vec<(TagName, Digest)>, LayerErr
 /// # Errors
 /// [`LayerError::NoLayer`] when it is missing, [`LayerError::Damaged`] when its digest or a field is wrong.
 pub fn read_manifest(origin: &dyn Origin, layer: &Digest) -> Result<Manifest, LayerError> {
+    read_manifest_bytes(origin, layer).map(|(_, manifest)| manifest)
+}
+
+/// The manifest of `layer`, and its bytes: those that have the digest, with fields that this version does not know.
+///
+/// # Errors
+/// As for [`read_manifest`].
+pub fn read_manifest_bytes(
+    origin: &dyn Origin,
+    layer: &Digest,
+) -> Result<(Vec<u8>, Manifest), LayerError> {
     let object = names::manifest(layer);
     let bytes = origin
         .fetch_all(&object, MANIFEST_BYTES_MAX)
         .map_err(|e| not_found(e, &layer.to_hex()))?;
-    Manifest::parse(&bytes, layer).map_err(LayerError::damaged(origin, &object))
+    let manifest = Manifest::parse(&bytes, layer).map_err(LayerError::damaged(origin, &object))?;
+    Ok((bytes, manifest))
 }
 
 /// The placement of `layer`.

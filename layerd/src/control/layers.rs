@@ -136,10 +136,14 @@ impl LayerStore {
     }
 
     fn fetch(&self, folder: &Path, digest: &Digest) -> Result<(Manifest, Placement), LayersError> {
-        let layer = self.origins.first(|origin| layer::open(origin, digest))?;
-        self.keep(&folder.join(paths::MANIFEST), &layer.manifest.to_bytes())?;
-        self.keep(&folder.join(paths::PLACEMENT), &seal(&layer.placement))?;
-        Ok((layer.manifest, layer.placement))
+        let (bytes, manifest, placement) = self.origins.first(|origin| {
+            let (bytes, manifest) = layer::read_manifest_bytes(origin, digest)?;
+            let placement = layer::read_placement(origin, digest, &manifest)?;
+            Ok((bytes, manifest, placement))
+        })?;
+        self.keep(&folder.join(paths::MANIFEST), &bytes)?;
+        self.keep(&folder.join(paths::PLACEMENT), &seal(&placement))?;
+        Ok((manifest, placement))
     }
 
     /// Makes sure that the layer's metadata image is on disk, with the right length. The data plane verifies it.

@@ -25,6 +25,8 @@ use crate::kernel::mountinfo::MountInfo;
 use crate::paths::Paths;
 
 /// Most layers of one composition: the kernel's limit for an overlay.
+/// Layers that are described at a time.
+const DESCRIBED_AT_ONCE: usize = 8;
 const LAYERS_MAX: usize = 500;
 
 /// Whether EROFS reads the FUSE file past the page cache of that file, see `docs/decisions`.
@@ -143,6 +145,35 @@ impl MountService {
         self.feed.plane().ok_or(MountsError::NoPlane)
     }
 
+    /// Names, manifests, placements and metadata of all layers, local afterwards. Each costs a few round trips to an
+    /// origin, so several layers are described at a time.
+    fn describe(&self, refs: &[String]) -> Result<Vec<Arc<Layer>>, MountsError> {
+        let one = |reference: &String| -> Result<Arc<Layer>, MountsError> {
+            let reference: LayerRef = reference.parse()?;
+            let layer = self.layers.load(&self.layers.resolve(&reference)?)?;
+            self.layers.ensure_meta(&layer)?;
+            Ok(layer)
+        };
+        let mut layers = Vec::with_capacity(refs.len());
+        for batch in refs.chunks(DESCRIBED_AT_ONCE) {
+            if let [reference] = batch {
+                layers.push(one(reference)?);
+                continue;
+            }
+            let described: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> = batch.iter().map(|r| scope.spawn(|| one(r))).collect();
+                let joined = threads
+                    .into_iter()
+                    .map(|t| t.join().expect("describing a layer does not panic"));
+                joined.collect()
+            });
+            for layer in described {
+                layers.push(layer?);
+            }
+        }
+        Ok(layers)
+    }
+
     /// Mounts a composition; a dead one at the same place is replaced.
     ///
     /// # Errors
@@ -155,13 +186,7 @@ impl MountService {
                 request.refs.len()
             )));
         }
-        let mut layers = Vec::with_capacity(request.refs.len());
-        for reference in &request.refs {
-            let reference: LayerRef = reference.parse()?;
-            let layer = self.layers.load(&self.layers.resolve(&reference)?)?;
-            self.layers.ensure_meta(&layer)?;
-            layers.push(layer);
-        }
+        let layers = self.describe(&request.refs)?;
         let id = fresh_id(&mountpoint);
         let mount = Mount {
             id: id.clone(),
