@@ -35,8 +35,8 @@ const RESERVE_PART: u64 = 20;
 /// Eviction makes room for this part of the limit at once, so that it is rare.
 const EVICT_PART: u64 = 20;
 
-/// Bytes of the files written last, whose pages have not left the page cache yet.
-const LEAVING_BYTES_MAX: u64 = 4 << 20;
+/// Files written last whose pages have not left the page cache yet.
+const LEAVING_MAX: usize = 64;
 
 /// The reading half: finds frames by digest.
 #[derive(Debug, Clone)]
@@ -203,7 +203,7 @@ pub struct SegmentCache {
     evicted: AtomicU64,
     /// Dirty pages cannot be dropped: a file is advised when it is written, which starts its writing, and again when it
     /// falls out of this queue.
-    leaving: Mutex<(VecDeque<(File, u64)>, u64)>,
+    leaving: Mutex<VecDeque<File>>,
 }
 
 impl SegmentCache {
@@ -232,7 +232,7 @@ impl SegmentCache {
             entries: Mutex::new(Entries::default()),
             next_tmp: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
-            leaving: Mutex::new((VecDeque::new(), 0)),
+            leaving: Mutex::new(VecDeque::new()),
         })
     }
 
@@ -392,20 +392,17 @@ impl SegmentCache {
         }
     }
 
-    fn leave_later(&self, file: File, bytes: u64) {
+    fn leave_later(&self, file: File) {
         leave_page_cache(&file);
         let mut leaving = self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
-        leaving.1 += bytes;
-        leaving.0.push_back((file, bytes));
-        let mut old = Vec::new();
-        while leaving.1 > LEAVING_BYTES_MAX
-            && let Some((file, bytes)) = leaving.0.pop_front()
-        {
-            leaving.1 -= bytes;
-            old.push(file);
-        }
+        leaving.push_back(file);
+        let old = (leaving.len() > LEAVING_MAX)
+            .then(|| leaving.pop_front())
+            .flatten();
         drop(leaving);
-        old.iter().for_each(leave_page_cache);
+        if let Some(old) = old {
+            leave_page_cache(&old);
+        }
     }
 
     fn write(&self, path: &Path, frame: &[u8]) -> io::Result<()> {
@@ -414,8 +411,7 @@ impl SegmentCache {
             .root
             .join(TMP)
             .join(format!("{}-{number}", std::process::id()));
-        let written = write_and_rename(&tmp, path, frame)
-            .map(|file| self.leave_later(file, to_u64(frame.len())));
+        let written = write_and_rename(&tmp, path, frame).map(|file| self.leave_later(file));
         if written.is_err() {
             match fs::remove_file(&tmp) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => {
