@@ -12,7 +12,7 @@
 //! Two processes share the folder: the data plane only reads ([`SegmentFiles`]), the control process writes, counts and
 //! evicts ([`SegmentCache`]).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -34,9 +34,6 @@ const RESERVE_BYTES_MAX: u64 = 512 << 20;
 const RESERVE_PART: u64 = 20;
 /// Eviction makes room for this part of the limit at once, so that it is rare.
 const EVICT_PART: u64 = 20;
-
-/// Files written last whose pages have not left the page cache yet.
-const LEAVING_MAX: usize = 64;
 
 /// The reading half: finds frames by digest.
 #[derive(Debug, Clone)]
@@ -73,7 +70,10 @@ impl SegmentFiles {
         let len = file.metadata()?.len().min(len_max);
         let mut frame = Vec::with_capacity(usize::try_from(len).unwrap_or(0));
         (&file).take(len).read_to_end(&mut frame)?;
-        leave_page_cache(&file);
+        if let Err(error) = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed) {
+            // Advice only: where it is refused, the page cache holds a second, compressed copy.
+            tracing::trace!(%error, "cached frames stay in the page cache");
+        }
         Ok(Some(frame))
     }
 
@@ -83,14 +83,6 @@ impl SegmentFiles {
     /// What the disk said.
     pub fn contains(&self, digest: &Digest) -> io::Result<bool> {
         self.path(digest).try_exists()
-    }
-}
-
-/// Starts writing a file's dirty pages and drops its clean ones: the plain bytes are in the page cache already.
-fn leave_page_cache(file: &File) {
-    if let Err(error) = rustix::fs::fadvise(file, 0, None, Advice::DontNeed) {
-        // Advice only: where it is refused, the page cache holds a second, compressed copy.
-        tracing::trace!(%error, "cached frames stay in the page cache");
     }
 }
 
@@ -201,9 +193,6 @@ pub struct SegmentCache {
     entries: Mutex<Entries>,
     next_tmp: AtomicU64,
     evicted: AtomicU64,
-    /// Dirty pages cannot be dropped: a file is advised when it is written, which starts its writing, and again when it
-    /// falls out of this queue.
-    leaving: Mutex<VecDeque<File>>,
 }
 
 impl SegmentCache {
@@ -232,7 +221,6 @@ impl SegmentCache {
             entries: Mutex::new(Entries::default()),
             next_tmp: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
-            leaving: Mutex::new(VecDeque::new()),
         })
     }
 
@@ -392,26 +380,13 @@ impl SegmentCache {
         }
     }
 
-    fn leave_later(&self, file: File) {
-        leave_page_cache(&file);
-        let mut leaving = self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
-        leaving.push_back(file);
-        let old = (leaving.len() > LEAVING_MAX)
-            .then(|| leaving.pop_front())
-            .flatten();
-        drop(leaving);
-        if let Some(old) = old {
-            leave_page_cache(&old);
-        }
-    }
-
     fn write(&self, path: &Path, frame: &[u8]) -> io::Result<()> {
         let number = self.next_tmp.fetch_add(1, Ordering::Relaxed);
         let tmp = self
             .root
             .join(TMP)
             .join(format!("{}-{number}", std::process::id()));
-        let written = write_and_rename(&tmp, path, frame).map(|file| self.leave_later(file));
+        let written = write_and_rename(&tmp, path, frame);
         if written.is_err() {
             match fs::remove_file(&tmp) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => {
@@ -424,7 +399,7 @@ impl SegmentCache {
     }
 }
 
-fn write_and_rename(tmp: &Path, path: &Path, frame: &[u8]) -> io::Result<File> {
+fn write_and_rename(tmp: &Path, path: &Path, frame: &[u8]) -> io::Result<()> {
     let mut file = File::create(tmp)?;
     file.write_all(frame)?;
     match fs::rename(tmp, path) {
@@ -432,11 +407,10 @@ fn write_and_rename(tmp: &Path, path: &Path, frame: &[u8]) -> io::Result<File> {
             if let Some(folder) = path.parent() {
                 fs::create_dir_all(folder)?;
             }
-            fs::rename(tmp, path)?;
+            fs::rename(tmp, path)
         }
-        renamed => renamed?,
+        renamed => renamed,
     }
-    Ok(file)
 }
 
 #[cfg(test)]
