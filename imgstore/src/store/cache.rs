@@ -14,13 +14,14 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use rustix::fs::Advice;
+use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::ids::{Digest, to_u64};
 
@@ -400,8 +401,8 @@ impl SegmentCache {
 }
 
 fn write_and_rename(tmp: &Path, path: &Path, frame: &[u8]) -> io::Result<()> {
-    let mut file = File::create(tmp)?;
-    file.write_all(frame)?;
+    let file = File::create(tmp)?;
+    write_past_page_cache(&file, frame)?;
     match fs::rename(tmp, path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             if let Some(folder) = path.parent() {
@@ -411,6 +412,26 @@ fn write_and_rename(tmp: &Path, path: &Path, frame: &[u8]) -> io::Result<()> {
         }
         renamed => renamed,
     }
+}
+
+/// `RWF_DONTCACHE` (Linux 6.14): the pages leave the page cache as soon as they are on disk.
+const DONT_CACHE: u32 = 0x80;
+
+/// Writes the whole of `bytes`. The frame is in the data plane's memory by now; a copy in the page cache would only take
+/// the place of file data. Where the kernel or the file system cannot do that, the copy stays until memory is short.
+fn write_past_page_cache(mut file: &File, bytes: &[u8]) -> io::Result<()> {
+    let flags = ReadWriteFlags::from_bits_retain(DONT_CACHE);
+    let written = match rustix::io::pwritev2(file, &[IoSlice::new(bytes)], 0, flags) {
+        Ok(written) => written,
+        Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => 0,
+        Err(e) => return Err(e.into()),
+    };
+    let rest = bytes.get(written..).unwrap_or_default();
+    if rest.is_empty() {
+        return Ok(());
+    }
+    file.seek(SeekFrom::Start(to_u64(written)))?;
+    file.write_all(rest)
 }
 
 #[cfg(test)]
