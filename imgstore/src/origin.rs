@@ -36,11 +36,11 @@ pub enum OriginError {
         object: String,
     },
     /// The origin could not be reached or failed; a retry may help.
-    #[error("origin `{origin}` could not give `{object}`: {reason}")]
+    #[error("origin `{origin}` could not {}: {reason}", task(object))]
     Unavailable {
         /// The origin's address.
         origin: String,
-        /// The object's name.
+        /// The object's name; empty when the origin itself could not be opened.
         object: String,
         /// What failed.
         reason: String,
@@ -67,6 +67,14 @@ pub enum OriginError {
         /// The refused operation.
         what: &'static str,
     },
+}
+
+fn task(object: &str) -> String {
+    if object.is_empty() {
+        "be opened".to_owned()
+    } else {
+        format!("give `{object}`")
+    }
 }
 
 impl OriginError {

@@ -168,7 +168,7 @@ fn things_that_are_not_there() {
             (
                 vec!["layers", "--origin", missing],
                 1,
-                vec![missing, "No such file or directory"],
+                vec![missing, "could not be opened: No such file or directory"],
             ),
             (
                 vec!["layers", "--origin", web],
