@@ -79,7 +79,7 @@ RUN
     ;;
 workspace-python)
     mkdir -p "$OUT/workspace/deps"
-    (cd "$downloads" && pip download --quiet --root-user-action=ignore --no-deps --no-binary=click click==8.1.7)
+    (cd "$downloads" && pip download --quiet --no-deps --no-binary=click click==8.1.7)
     tar -xzf "$downloads/click-8.1.7.tar.gz" -C "$OUT/workspace" --no-same-owner
     mv "$OUT/workspace/click-8.1.7" "$OUT/workspace/click"
     pip install --quiet --root-user-action=ignore --no-compile --only-binary=:all: --python-version 3.11 --implementation cp --target "$OUT/workspace/deps" \
