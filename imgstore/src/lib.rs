@@ -1,6 +1,6 @@
 //! The content-addressed layer store.
 //!
-//! Read it from the bottom: [`format`] is what the bytes mean, [`origin`] is where they live, [`tree`] and [`source`]
+//! Read it from the bottom: [`mod@format`] is what the bytes mean, [`origin`] is where they live, [`tree`] and [`source`]
 //! turn directories and archives into a tree, [`build`] turns a tree into a published layer, [`store`] reads layers back,
 //! [`fetch`] brings segments in on demand. No module here mounts anything or runs a daemon.
 
