@@ -1,13 +1,13 @@
 //! Sources: what a user names on the command line, turned into a [`Tree`].
 //!
 //! Every loader (directory, tar, OCI image, docker archive, OverlayFS upper) produces a raw tree: names, attributes and
-//! *places* of file contents, but no contents. [`finish`] then does the same to all of them: filters extended attributes
-//! ([`xattr_filter`]), and refuses what the layer format cannot hold. So the same tree gives the same layer, whatever it
-//! came from. File contents are read later, by the builder, through [`content::ContentReader`], which notices files that
+//! *places* of file contents, but no contents. `finish` then does the same to all of them: filters extended attributes
+//! (`xattr_filter`), and refuses what the layer format cannot hold. So the same tree gives the same layer, whatever it
+//! came from. File contents are read later, by the builder, through `content::ContentReader`, which notices files that
 //! changed in between.
 //!
-//! Rules that hold for every source are written where they are applied: paths and parents in [`tree_edit`], tar entries
-//! in [`tar_apply`], image layers in [`image_layers`], upper directories in [`upper`].
+//! Rules that hold for every source are written where they are applied: paths and parents in `tree_edit`, tar entries
+//! in `tar_apply`, image layers in `image_layers`, upper directories in `upper`.
 
 mod acl_text;
 pub mod content;
