@@ -54,6 +54,8 @@ pub(crate) struct ControlConfig {
     pub(crate) patience: Duration,
     /// Bytes of plain segments the data plane keeps in memory.
     pub(crate) memory_bytes_max: u64,
+    /// Whether the kernel reads past the page cache of the FUSE files.
+    pub(crate) directio: bool,
 }
 
 /// Why layerd does not run.
@@ -159,7 +161,7 @@ fn build(config: &ControlConfig, paths: Paths) -> Result<Service, ControlError> 
         memory_bytes_max: config.memory_bytes_max,
     };
     Ok(Service {
-        mounts: MountService::new(paths, layers, feed),
+        mounts: MountService::new(paths, layers, feed, config.directio),
         cache,
         cache_bytes_max: config.cache_bytes_max,
         starter,

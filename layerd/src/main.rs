@@ -53,6 +53,9 @@ struct ControlArgs {
     /// Decoded segments kept in memory.
     #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_size)]
     memory: u64,
+    /// Let the kernel cache file data twice, for comparisons.
+    #[arg(long, hide = true)]
+    buffered: bool,
 }
 
 /// The data plane: started by layerd, not by people.
@@ -112,6 +115,7 @@ fn main() -> ExitCode {
         cache_bytes_max: args.cache_size,
         patience: args.read_deadline,
         memory_bytes_max: args.memory,
+        directio: !args.buffered,
     };
     report(control::run(&config).err().map(|e| e.to_string()))
 }

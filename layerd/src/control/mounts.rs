@@ -29,9 +29,6 @@ use crate::paths::Paths;
 const DESCRIBED_AT_ONCE: usize = 8;
 const LAYERS_MAX: usize = 500;
 
-/// Whether EROFS reads the FUSE file past the page cache of that file, see `docs/decisions`.
-const DIRECT_IO: bool = true;
-
 /// Why a composition could not be mounted or unmounted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MountsError {
@@ -122,16 +119,19 @@ pub(crate) struct MountService {
     pub(crate) layers: Arc<LayerStore>,
     pub(crate) feed: Feed,
     records: Records,
+    /// Whether EROFS reads the FUSE file past that file's page cache: one copy in memory, and more and smaller requests.
+    directio: bool,
     guarded: Mutex<Guarded>,
 }
 
 impl MountService {
-    pub(crate) fn new(paths: Paths, layers: Arc<LayerStore>, feed: Feed) -> Self {
+    pub(crate) fn new(paths: Paths, layers: Arc<LayerStore>, feed: Feed, directio: bool) -> Self {
         Self {
             records: Records::new(paths.records()),
             paths,
             layers,
             feed,
+            directio,
             guarded: Mutex::new(Guarded::default()),
         }
     }
@@ -266,7 +266,7 @@ impl MountService {
             }
             self.add_image(&plane, layer)?;
             let source = self.paths.fuse().join(layer.digest.to_hex());
-            mount::erofs(&source, &target, DIRECT_IO)?;
+            mount::erofs(&source, &target, self.directio)?;
         }
         Ok(())
     }
