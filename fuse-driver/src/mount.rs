@@ -161,6 +161,23 @@ impl FuseMount {
             })
     }
 
+    /// Drops the pages of `[offset, offset + len)` of an image from the kernel's page cache, if they are there. Readers that
+    /// are copying from one go on. Not for a thread that answers reads: it waits for reads of those pages.
+    ///
+    /// # Errors
+    /// [`FuseError::Missing`] or [`FuseError::Notify`].
+    pub fn drop_pages(&self, name: &str, offset: u64, len: u64) -> Result<(), FuseError> {
+        let ino = self.shared.tree().lookup(name).map(|file| file.ino);
+        let ino = ino.ok_or_else(|| FuseError::Missing(name.to_owned()))?;
+        let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+        self.notifier
+            .inval_inode(INodeNo(ino), signed(offset), signed(len))
+            .map_err(|source| FuseError::Notify {
+                name: name.to_owned(),
+                source,
+            })
+    }
+
     /// Takes the mount away from the directory tree, also while files are open: those are served until they are closed or
     /// the process ends.
     ///

@@ -159,6 +159,7 @@ fn build(config: &ControlConfig, paths: Paths) -> Result<Service, ControlError> 
         paths: paths.clone(),
         patience: config.patience,
         memory_bytes_max: config.memory_bytes_max,
+        directio: config.directio,
     };
     Ok(Service {
         mounts: MountService::new(paths, layers, feed, config.directio),

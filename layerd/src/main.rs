@@ -67,6 +67,8 @@ struct PlaneArgs {
     read_deadline: Duration,
     #[arg(long, value_parser = parse_size)]
     memory: u64,
+    #[arg(long)]
+    buffered: bool,
 }
 
 fn start_log() {
@@ -104,6 +106,7 @@ fn main() -> ExitCode {
             cache: args.cache,
             patience: args.read_deadline,
             memory_bytes_max: args.memory,
+            directio: !args.buffered,
         };
         return report(plane::run(&config).err().map(|e| e.to_string()));
     }

@@ -41,6 +41,7 @@ pub(crate) struct Starter {
     pub(crate) paths: Paths,
     pub(crate) patience: Duration,
     pub(crate) memory_bytes_max: u64,
+    pub(crate) directio: bool,
 }
 
 /// A data plane we are connected to.
@@ -77,6 +78,7 @@ impl Starter {
             .arg(format!("{}ms", self.patience.as_millis()))
             .arg("--memory")
             .arg(self.memory_bytes_max.to_string())
+            .args((!self.directio).then_some("--buffered"))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

@@ -9,6 +9,7 @@ use imgstore::image::{BlockImage, ReadDone, ReadError};
 use super::layer::LayerState;
 use super::loader::Loader;
 use super::lru::Plain;
+use super::pages::PageWindow;
 use super::pending::OnSegment;
 
 /// See the head of this file.
@@ -16,6 +17,8 @@ use super::pending::OnSegment;
 pub(crate) struct LayerImage {
     pub(crate) layer: Arc<LayerState>,
     pub(crate) loader: Loader,
+    /// Where the kernel goes through the page cache of the FUSE file.
+    pub(crate) pages: Option<Arc<PageWindow>>,
 }
 
 /// A read of several pieces, answered when the last one is there.
@@ -154,6 +157,13 @@ impl BlockImage for LayerImage {
     fn read_at(&self, offset: u64, len: u32, done: ReadDone) {
         let window = self.layer.note_read(offset, u64::from(len));
         let pieces = self.layer.layout.pieces(offset, u64::from(len));
+        if let Some(pages) = &self.pages {
+            for piece in &pieces {
+                if let Piece::Segment { index, .. } = piece {
+                    pages.note(&self.layer, *index);
+                }
+            }
+        }
         match *pieces {
             [Piece::Segment { index, offset, len }] => self.read_one(index, offset, len, done),
             _ => self.read_pieces(&pieces, done),

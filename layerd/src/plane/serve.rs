@@ -12,6 +12,7 @@ use super::image::LayerImage;
 use super::layer::{LayerState, Layers};
 use super::link::Link;
 use super::loader::Loader;
+use super::pages::PageWindow;
 use crate::paths::Paths;
 use crate::protocol::{Failure, PlaneStats, ToControl, ToData, VERSION, read_message};
 
@@ -26,6 +27,7 @@ pub(crate) struct Server {
     pub(crate) layers: Layers,
     pub(crate) loader: Loader,
     pub(crate) link: Arc<Link>,
+    pub(crate) pages: Option<Arc<PageWindow>>,
     /// Says that the process is to end, and which request wants to know about it.
     pub(crate) end: mpsc::Sender<()>,
 }
@@ -167,6 +169,7 @@ impl Server {
         let image = Arc::new(LayerImage {
             layer: Arc::clone(&state),
             loader: self.loader.clone(),
+            pages: self.pages.clone(),
         });
         match self.fuse.add(&layer.to_hex(), image, preload) {
             Ok(()) => {
