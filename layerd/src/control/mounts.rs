@@ -119,7 +119,8 @@ pub(crate) struct MountService {
     pub(crate) layers: Arc<LayerStore>,
     pub(crate) feed: Feed,
     records: Records,
-    /// Whether EROFS reads the FUSE file past that file's page cache: one copy in memory, and more and smaller requests.
+    /// Whether EROFS reads the FUSE file past that file's page cache: one copy in memory, and eight times as many requests
+    /// for small files. Without it the data plane keeps the second copy short (`plane/pages`).
     directio: bool,
     guarded: Mutex<Guarded>,
 }

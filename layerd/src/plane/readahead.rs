@@ -9,7 +9,7 @@
 /// Streams followed at a time, per image.
 const STREAMS: usize = 8;
 /// Longest window in bytes.
-const WINDOW_BYTES_MAX: u64 = 8 << 20;
+const WINDOW_BYTES_MAX: u64 = 4 << 20;
 /// A read this far before or behind the expected place still belongs to the stream: the kernel sends several reads of
 /// one stream at a time, and they overtake each other.
 const SLACK_BYTES: u64 = 256 << 10;
