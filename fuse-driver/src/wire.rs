@@ -22,9 +22,9 @@ const TTL: Duration = Duration::from_secs(365 * 24 * 3600);
 const BACKGROUND_MAX: u16 = 64;
 /// Longest request the kernel may send or ask for. EROFS asks for at most 128 KiB.
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
-/// How far the kernel reads ahead in a file's page cache. Enough to join small neighbours into one request; more only
-/// fetches what nobody wants (measured: requests hardly fall beyond 16 KiB, fetched bytes grow).
-const READAHEAD_BYTES: u32 = 32 << 10;
+/// How far the kernel reads ahead in a file's page cache: joins small neighbours into one request. More fetches what
+/// nobody wants (measured with the imports of a Python program: 12.5 MB at 64 KiB, 13 MB at 128 KiB, 11.3 MB without).
+const READAHEAD_BYTES: u32 = 64 << 10;
 /// Bytes put into the page cache by one notification.
 const PRELOAD_STEP: u64 = 256 << 10;
 

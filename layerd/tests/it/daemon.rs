@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use layerd_client::api::{Counters, Mount, MountRequest, Stats};
 use layerd_client::client::{Client, ClientError};
+use rustix::fs::Advice;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Longest wait for anything that must happen.
@@ -212,11 +213,33 @@ impl Drop for Daemon {
     }
 }
 
+/// Drops what the kernel has cached of a file in a mount beside `cache`: its own pages, and the file data (not the
+/// metadata) of the FUSE files.
+pub(crate) fn drop_pages(path: &Path) -> std::io::Result<()> {
+    let drop_from = |path: &Path, offset: u64| {
+        let file = File::open(path)?;
+        Ok::<_, std::io::Error>(rustix::fs::fadvise(&file, offset, None, Advice::DontNeed)?)
+    };
+    drop_from(path, 0)?;
+    let caches = path.ancestors().map(|folder| folder.join("cache"));
+    for cache in caches.filter(|cache| cache.join("run/fuse").is_dir()) {
+        for image in fs::read_dir(cache.join("run/fuse"))? {
+            let image = image?;
+            let meta = cache
+                .join("layers")
+                .join(image.file_name())
+                .join("meta.erofs");
+            drop_from(&image.path(), fs::metadata(meta)?.len())?;
+        }
+    }
+    Ok(())
+}
+
 /// Reads `len` bytes at `offset`, past whatever the kernel has cached of the file.
 pub(crate) fn read_cold(path: &Path, offset: u64, len: usize) -> std::io::Result<Vec<u8>> {
+    drop_pages(path)?;
     let file = File::open(path)?;
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random)?;
+    rustix::fs::fadvise(&file, 0, None, Advice::Random)?;
     let mut bytes = vec![0; len];
     file.read_exact_at(&mut bytes, offset)?;
     Ok(bytes)
@@ -224,8 +247,6 @@ pub(crate) fn read_cold(path: &Path, offset: u64, len: usize) -> std::io::Result
 
 /// Reads a whole file, past whatever the kernel has cached of it.
 pub(crate) fn read_whole(path: &Path) -> std::io::Result<Vec<u8>> {
-    let file = File::open(path)?;
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
-    drop(file);
+    drop_pages(path)?;
     fs::read(path)
 }

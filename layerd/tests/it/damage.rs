@@ -25,12 +25,12 @@ fn a_flipped_bit_on_the_origin_is_eio_and_a_log_line_never_a_wrong_byte() {
     assert_eq!(error.raw_os_error(), Some(5));
     let counters = daemon.total();
     assert_eq!(counters.served_bytes, 0);
-    // Two tries, and the kernel itself reads once more before it gives up.
+    // Two tries for each read, and the kernel itself reads up to three times before it gives up.
     assert!(
         counters.verify_failures >= 2 && web.pack_requests() >= 2,
         "{counters:?}"
     );
-    assert!(web.pack_requests() <= 4, "{}", web.pack_requests());
+    assert!(web.pack_requests() <= 6, "{}", web.pack_requests());
     let log = daemon.log();
     let line = log
         .lines()

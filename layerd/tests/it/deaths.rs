@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use layerd_client::api::MountState;
 use rustix::process::Signal;
 
-use crate::daemon::{Daemon, mounts_below, processes_of, read_cold, read_whole, until};
+use crate::daemon::{Daemon, drop_pages, mounts_below, processes_of, read_cold, read_whole, until};
 use crate::fixture::World;
 use crate::web::Web;
 
@@ -83,7 +83,7 @@ fn a_dead_data_plane_is_eio_at_once_and_mounting_again_fetches_nothing_again() {
         daemon.total().cache_write_bytes >= 4 << 20
     });
     let open = File::open(&path).unwrap();
-    rustix::fs::fadvise(&open, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    drop_pages(&path).unwrap();
     daemon.kill_plane();
     let started = Instant::now();
     let mut block = [0; 4096];

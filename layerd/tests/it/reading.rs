@@ -8,7 +8,7 @@ use std::sync::Barrier;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::daemon::{Daemon, read_cold, read_whole};
+use crate::daemon::{Daemon, read_cold, read_whole, until};
 use crate::fixture::{World, noise};
 use crate::web::Web;
 
@@ -98,7 +98,8 @@ fn sixty_four_readers_of_one_missing_segment_make_one_request() {
     let world = World::new();
     let (_, data) = world.publish_data(1);
     let web = Web::serve(&world.origin(), Duration::from_millis(20));
-    let daemon = Daemon::start(world.dir.path(), &[web.url()], &[]);
+    // Past the FUSE file's page cache, so that what is counted is what was asked for, without the kernel's read-ahead.
+    let daemon = Daemon::start(world.dir.path(), &[web.url()], &["--directio"]);
     let mnt = world.folder("mnt");
     daemon.mount(&["base/t:1"], &mnt, false);
     let start = Barrier::new(64);
@@ -213,4 +214,45 @@ fn a_hanging_origin_blocks_neither_cached_reads_nor_metadata_nor_unmounting() {
     let right =
         |()| read_cold(&path, 1 << 20, 4096).is_ok_and(|b| b == data[1 << 20..(1 << 20) + 4096]);
     assert!(right(()), "reads work again when the origin does");
+}
+
+/// Bytes of a file that are in the page cache.
+fn resident(path: &Path) -> u64 {
+    let out = Command::new("fincore")
+        .args(["-b", "-n", "-o", "RES"])
+        .arg(path)
+        .output()
+        .unwrap();
+    assert!(
+        out.status.success(),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    String::from_utf8(out.stdout)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap()
+}
+
+#[test]
+fn file_data_is_in_memory_once_and_small_files_need_few_requests() {
+    const FILES: usize = 4000;
+    let world = World::new();
+    let tree = world.folder("tree");
+    let bytes = noise(64 << 20);
+    for (n, part) in bytes.chunks(bytes.len() / FILES).enumerate() {
+        fs::write(tree.join(format!("file-{n:05}")), part).unwrap();
+    }
+    let layer = world.publish(&tree, "base/t:1");
+    let daemon = Daemon::start(world.dir.path(), &[world.origin_url()], &[]);
+    let mnt = world.folder("mnt");
+    daemon.mount(&["base/t:1"], &mnt, false);
+    diff(&tree, &mnt);
+    let image = daemon.cache().join("run/fuse").join(layer.digest.to_hex());
+    until("the second copy is short", || {
+        resident(&image) <= (25 << 20) + layer.manifest.meta.size
+    });
+    let reads = daemon.total().fuse_reads;
+    assert!(reads < 2000, "{reads} requests for {FILES} files");
 }
