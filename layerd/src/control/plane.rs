@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
 
 use super::link::{LinkError, PlaneLink, PlaneReader};
+use crate::kernel::mount;
 use crate::paths::Paths;
 use crate::plane::READY;
 
@@ -140,9 +141,13 @@ fn wait(process: &OwnedFd, timeout: Duration) -> bool {
     }
 }
 
-/// Makes sure that a data plane that is lost is dead: the kernel then gives EIO for what it served.
-pub(crate) fn make_dead(link: &PlaneLink) {
+/// Makes sure that a data plane that is lost is dead: the kernel then gives EIO for what it served. Its FUSE connection
+/// is aborted, so that readers do not wait for the process's end, nor the process for its readers.
+pub(crate) fn make_dead(link: &PlaneLink, paths: &Paths) {
     kill(link.process.as_ref());
+    if let Err(error) = mount::abort(&paths.fuse()) {
+        tracing::debug!(%error, "the FUSE mount is gone already");
+    }
     let dead = link.process.as_ref().is_none_or(|p| wait(p, EXIT_TIMEOUT));
     if !dead {
         tracing::error!(pid = link.pid, "a killed data plane does not end");
@@ -150,13 +155,13 @@ pub(crate) fn make_dead(link: &PlaneLink) {
 }
 
 /// Ends a data plane: asks it, waits, and kills it if it does not listen.
-pub(crate) fn stop(link: &PlaneLink) {
+pub(crate) fn stop(link: &PlaneLink, paths: &Paths) {
     if let Err(error) = link.exit() {
         tracing::warn!(%error, "the data plane does not end by itself");
     }
     let ended = link.process.as_ref().is_none_or(|p| wait(p, EXIT_TIMEOUT));
     if !ended {
         tracing::warn!(pid = link.pid, "the data plane does not end; killing it");
-        make_dead(link);
+        make_dead(link, paths);
     }
 }

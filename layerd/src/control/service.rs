@@ -195,7 +195,7 @@ impl Service {
             tracing::info!(pid = plane.link.pid, "connected to the data plane again");
             return self.watch(plane);
         }
-        make_dead(lost);
+        make_dead(lost, &self.mounts.paths);
         tracing::error!(
             pid = lost.pid,
             "the data plane died: its mounts give EIO; starting another one"
@@ -211,7 +211,7 @@ impl Service {
         self.mounts.close();
         self.ending.store(true, Ordering::Release);
         if let Some(plane) = self.mounts.feed.plane() {
-            stop(&plane);
+            stop(&plane, &self.mounts.paths);
         }
     }
 

@@ -253,6 +253,17 @@ pub(crate) fn detach(path: &Path) -> Result<(), MountError> {
     umount_with(path, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)
 }
 
+/// Aborts a FUSE connection: whoever waits for its server gets an error now. The mount itself usually stays, in use.
+///
+/// # Errors
+/// [`MountError::Unmount`], unless that is only because the mount is in use.
+pub(crate) fn abort(path: &Path) -> Result<(), MountError> {
+    match umount_with(path, UnmountFlags::NOFOLLOW | UnmountFlags::FORCE) {
+        Err(error) if !error.is_busy() => Err(error),
+        _ => Ok(()),
+    }
+}
+
 fn umount_with(path: &Path, flags: UnmountFlags) -> Result<(), MountError> {
     unmount(path, flags).map_err(|source| MountError::Unmount {
         path: path.to_owned(),

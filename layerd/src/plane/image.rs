@@ -47,6 +47,25 @@ impl LayerImage {
         done(result);
     }
 
+    /// Tells the page window what is read, and when it is answered.
+    fn watch_pages(&self, pieces: &[Piece], done: ReadDone) -> ReadDone {
+        let index = |piece: &Piece| match piece {
+            Piece::Meta { .. } => None,
+            Piece::Segment { index, .. } => Some(*index),
+        };
+        let mut indexes = pieces.iter().filter_map(index);
+        let (Some(pages), Some(first)) = (&self.pages, indexes.next()) else {
+            return done;
+        };
+        let segments = first..indexes.next_back().unwrap_or(first) + 1;
+        let (pages, layer) = (Arc::clone(pages), Arc::clone(&self.layer));
+        pages.begin(&layer, segments.clone());
+        Box::new(move |answer| {
+            done(answer);
+            pages.end(&layer, segments);
+        })
+    }
+
     fn read_one(&self, index: usize, offset: u64, len: u64, done: ReadDone) {
         let layer = Arc::clone(&self.layer);
         let on_segment: OnSegment = Box::new(move |segment| {
@@ -157,13 +176,7 @@ impl BlockImage for LayerImage {
     fn read_at(&self, offset: u64, len: u32, done: ReadDone) {
         let window = self.layer.note_read(offset, u64::from(len));
         let pieces = self.layer.layout.pieces(offset, u64::from(len));
-        if let Some(pages) = &self.pages {
-            for piece in &pieces {
-                if let Piece::Segment { index, .. } = piece {
-                    pages.note(&self.layer, *index);
-                }
-            }
-        }
+        let done = self.watch_pages(&pieces, done);
         match *pieces {
             [Piece::Segment { index, offset, len }] => self.read_one(index, offset, len, done),
             _ => self.read_pieces(&pieces, done),
