@@ -128,22 +128,19 @@ impl FuseMount {
     /// # Errors
     /// [`FuseError::Missing`] when there is no such name.
     pub fn remove(&self, name: &str) -> Result<(), FuseError> {
-        let ino = self
-            .shared
-            .tree_mut()
-            .remove(name)
-            .ok_or_else(|| FuseError::Missing(name.to_owned()))?;
-        let refused = |source| FuseError::Notify {
-            name: name.to_owned(),
-            source,
-        };
-        // Not under the tree's lock: the kernel may send requests before it answers.
-        self.notifier
-            .inval_inode(INodeNo(ino), 0, 0)
-            .map_err(refused)?;
+        let removed = self.shared.tree_mut().remove(name);
+        if removed.is_none() {
+            return Err(FuseError::Missing(name.to_owned()));
+        }
+        // Not under the tree's lock: the kernel may send requests before it answers. Pages are left alone: they go with the
+        // inode, and dropping them waits for reads, which wait for this process. Killed in that moment it could not die,
+        // and its readers would hang instead of getting an error.
         self.notifier
             .inval_entry(INodeNo(ROOT_INO), OsStr::new(name))
-            .map_err(refused)
+            .map_err(|source| FuseError::Notify {
+                name: name.to_owned(),
+                source,
+            })
     }
 
     /// Puts bytes of an image into the kernel's page cache, if the kernel knows the file.
@@ -155,23 +152,6 @@ impl FuseMount {
         let ino = ino.ok_or_else(|| FuseError::Missing(name.to_owned()))?;
         self.notifier
             .store(INodeNo(ino), offset, bytes)
-            .map_err(|source| FuseError::Notify {
-                name: name.to_owned(),
-                source,
-            })
-    }
-
-    /// Drops the pages of `[offset, offset + len)` of an image from the kernel's page cache, if they are there. Readers that
-    /// are copying from one go on. Not for a thread that answers reads: it waits for reads of those pages.
-    ///
-    /// # Errors
-    /// [`FuseError::Missing`] or [`FuseError::Notify`].
-    pub fn drop_pages(&self, name: &str, offset: u64, len: u64) -> Result<(), FuseError> {
-        let ino = self.shared.tree().lookup(name).map(|file| file.ino);
-        let ino = ino.ok_or_else(|| FuseError::Missing(name.to_owned()))?;
-        let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-        self.notifier
-            .inval_inode(INodeNo(ino), signed(offset), signed(len))
             .map_err(|source| FuseError::Notify {
                 name: name.to_owned(),
                 source,

@@ -9,6 +9,7 @@ mod layers;
 mod link;
 mod metrics;
 mod mounts;
+mod pages;
 pub(crate) mod plane;
 mod record;
 mod server;
@@ -36,6 +37,7 @@ use crate::paths::Paths;
 use feed::Feed;
 use layers::LayerStore;
 use mounts::MountService;
+use pages::PageDropper;
 use plane::Starter;
 use service::Service;
 
@@ -154,6 +156,7 @@ fn build(config: &ControlConfig, paths: Paths) -> Result<Service, ControlError> 
         config.patience,
         Arc::clone(&layers),
         Arc::clone(&cache),
+        PageDropper::start(paths.clone()).map_err(failed("start threads for", paths.root()))?,
     );
     let starter = Starter {
         paths: paths.clone(),

@@ -34,7 +34,7 @@ use crate::paths::Paths;
 use layer::Layers;
 use link::Link;
 use loader::{Loader, LoaderSettings};
-use pages::{Extent, PageWindow};
+use pages::PageWindow;
 use serve::Server;
 
 /// What the data plane is started with.
@@ -95,13 +95,7 @@ pub(crate) fn run(config: &PlaneConfig) -> Result<(), PlaneError> {
         _ => {}
     }
     let listener = UnixListener::bind(&socket).map_err(failed("listen at", socket.clone()))?;
-    let pages = if config.directio {
-        None
-    } else {
-        let fuse = Arc::clone(&fuse);
-        let started = drop_pages(fuse).map_err(failed("start threads for", socket.clone()));
-        Some(Arc::new(PageWindow::new(started?)))
-    };
+    let pages = (!config.directio).then(|| Arc::new(PageWindow::new(Arc::clone(&link))));
     let (end, ended) = mpsc::channel();
     let server = Arc::new(Server {
         paths,
@@ -129,20 +123,4 @@ pub(crate) fn run(config: &PlaneConfig) -> Result<(), PlaneError> {
     fs::remove_file(&socket).map_err(failed("remove", socket))?;
     server.say_goodbye();
     Ok(())
-}
-
-/// A thread that drops pages from the FUSE files.
-fn drop_pages(fuse: Arc<FuseMount>) -> io::Result<mpsc::Sender<Extent>> {
-    let (send, receive) = mpsc::channel::<Extent>();
-    std::thread::Builder::new()
-        .name("drop-pages".to_owned())
-        .spawn(move || {
-            for extent in receive {
-                let name = extent.layer.to_hex();
-                if let Err(error) = fuse.drop_pages(&name, extent.start, extent.len) {
-                    tracing::debug!(%error, "pages stay in the page cache");
-                }
-            }
-        })?;
-    Ok(send)
 }

@@ -183,6 +183,15 @@ pub(crate) enum ToControl {
         /// The segment.
         digest: Digest,
     },
+    /// Bytes `start .. end` of a layer's file in the FUSE mount need not be in its page cache any more.
+    Drop {
+        /// The layer.
+        layer: Digest,
+        /// First byte.
+        start: u64,
+        /// First byte behind it.
+        end: u64,
+    },
     /// These cached segments were read.
     Used {
         /// The segments.

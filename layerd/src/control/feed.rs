@@ -17,6 +17,7 @@ use layerd_client::api::Counters;
 
 use super::layers::LayerStore;
 use super::link::PlaneLink;
+use super::pages::PageDropper;
 use crate::protocol::{Cost, Provenance, ToControl, ToData};
 
 /// A cache that cannot be written is reported this often.
@@ -37,6 +38,7 @@ struct Target {
 pub(crate) struct Feed {
     target: Arc<Target>,
     queue: FetchQueue,
+    pub(crate) pages: PageDropper,
 }
 
 impl Feed {
@@ -46,6 +48,7 @@ impl Feed {
         patience: Duration,
         layers: Arc<LayerStore>,
         cache: Arc<SegmentCache>,
+        pages: PageDropper,
     ) -> Self {
         let target = Arc::new(Target {
             layers,
@@ -60,7 +63,11 @@ impl Feed {
             patience,
             Arc::new(move |delivery| sink.deliver(&delivery)),
         );
-        Self { target, queue }
+        Self {
+            target,
+            queue,
+            pages,
+        }
     }
 
     /// Frames go to this data plane from now on.
@@ -98,6 +105,7 @@ impl Feed {
             }
             ToControl::Again { layer, index } => self.need(layer, vec![index], Priority::Again),
             ToControl::Promote { digest } => self.queue.promote(&[digest]),
+            ToControl::Drop { layer, start, end } => self.pages.drop_pages(layer, start, end),
             ToControl::Used { digests } => self.target.cache.touch(&digests),
             ToControl::Welcome { .. } | ToControl::Done { .. } => {
                 tracing::warn!("the data plane said something out of turn");

@@ -348,6 +348,7 @@ impl MountService {
             {
                 tracing::warn!(%layer, %error, "a layer is still served");
             }
+            self.feed.pages.close(Some(layer));
         }
     }
 
@@ -478,6 +479,7 @@ impl MountService {
     /// The data plane died: everything that is mounted is dead.
     pub(crate) fn bury(&self, guarded: &mut Guarded) {
         guarded.table.kill_all();
+        self.feed.pages.close(None);
         match MountInfo::read() {
             Ok(info) => self.clear_layer_mounts(&info),
             Err(error) => tracing::error!(%error, "cannot read /proc/self/mountinfo"),

@@ -6,22 +6,24 @@
 //! pages of the oldest are dropped from the FUSE file. What is dropped and needed again is simply read again.
 
 //!
-//! Dropping waits for pages that are being read, and would wait for ever if the read needed this very process to go
-//! on, which the kernel does not let die meanwhile. So it is done on a thread of its own, and only for segments that no read is
-//! waiting for. (If a process is killed in the instant between that check and the call, the control process aborts the
-//! FUSE connection, which frees everybody.)
+//! The control process does the dropping. Done here, it would be a call of this process that may wait for reads that wait for
+//! this process: killed in that moment it could not die, and its readers would hang instead of getting EIO (that was
+//! seen). Without a control process pages stay until memory is short.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::mpsc::Sender;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use imgstore::ids::Digest;
 
 use super::layer::LayerState;
+use super::link::Link;
+use crate::protocol::ToControl;
 
 /// File data that may be in the kernel twice.
-const WINDOW_BYTES: u64 = 24 << 20;
+const WINDOW_BYTES: u64 = 20 << 20;
+/// So much more may be, until it is worth a message.
+const BATCH_BYTES: u64 = 4 << 20;
 
 /// A segment of a layer: its place in the flat image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,15 +90,15 @@ impl Inside {
 #[derive(Debug)]
 pub(crate) struct PageWindow {
     inside: Mutex<Inside>,
-    out: Sender<Extent>,
+    link: Arc<Link>,
 }
 
 impl PageWindow {
-    /// A window that says what is to be dropped to `out`.
-    pub(crate) fn new(out: Sender<Extent>) -> Self {
+    /// A window that asks for dropping over `link`.
+    pub(crate) fn new(link: Arc<Link>) -> Self {
         Self {
             inside: Mutex::default(),
-            out,
+            link,
         }
     }
 
@@ -128,14 +130,30 @@ impl PageWindow {
         for extent in segments.filter_map(extent) {
             inside.end(extent);
         }
+        if inside.bytes <= WINDOW_BYTES + BATCH_BYTES {
+            return;
+        }
         let dropped = inside.overflow(WINDOW_BYTES);
         drop(inside);
-        for extent in dropped {
-            if self.out.send(extent).is_err() {
-                tracing::error!("nobody drops pages any more");
-            }
+        for (layer, start, end) in runs(dropped) {
+            self.link.send(&ToControl::Drop { layer, start, end });
         }
     }
+}
+
+/// Joins extents that touch.
+fn runs(mut extents: Vec<Extent>) -> Vec<(Digest, u64, u64)> {
+    extents.sort_unstable_by_key(|extent| (extent.layer, extent.start));
+    let mut runs: Vec<(Digest, u64, u64)> = Vec::new();
+    for extent in extents {
+        match runs.last_mut() {
+            Some((layer, _, end)) if *layer == extent.layer && *end == extent.start => {
+                *end += extent.len;
+            }
+            _ => runs.push((extent.layer, extent.start, extent.start + extent.len)),
+        }
+    }
+    runs
 }
 
 #[cfg(test)]
@@ -146,9 +164,16 @@ mod tests {
         Extent {
             layer: Digest::of(b"layer"),
             index,
-            start: 0,
+            start: u64::try_from(index).unwrap() * 10,
             len: 10,
         }
+    }
+
+    #[test]
+    fn neighbours_are_dropped_together() {
+        let layer = Digest::of(b"layer");
+        let found = runs([3, 1, 7, 2].map(extent).to_vec());
+        assert_eq!(found, [(layer, 10, 40), (layer, 70, 80)]);
     }
 
     fn read(inside: &mut Inside, index: usize) {
