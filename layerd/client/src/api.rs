@@ -84,7 +84,7 @@ pub struct Counters {
     pub verify_failures: u64,
     /// Plain bytes of segments that came from an origin and were verified.
     pub fetched_plain_bytes: u64,
-    /// Distinct 4 KiB blocks of file data that the kernel asked for, in bytes.
+    /// Distinct 4 KiB blocks of file data that the kernel asked for, in bytes; its read-ahead included.
     pub needed_bytes: u64,
     /// Segments that were loaded before anybody read them.
     pub prefetched_segments: u64,
@@ -92,7 +92,7 @@ pub struct Counters {
     pub retries: u64,
     /// Reads that reached the FUSE server.
     pub fuse_reads: u64,
-    /// Bytes of metadata handed to the kernel after the first mount (its page cache had dropped them).
+    /// Bytes of metadata handed to the kernel: once when a layer is mounted, and again what its page cache has dropped.
     pub meta_bytes: u64,
     /// Reads that ended in EIO.
     pub failed_reads: u64,

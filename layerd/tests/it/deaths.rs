@@ -169,3 +169,56 @@ fn a_stopped_control_process_is_connected_to_again() {
     assert!(daemon.end(Signal::TERM));
     assert!(mounts_below(world.dir.path()).is_empty());
 }
+
+/// Reads pieces of a file until it fails; how many bytes were right.
+fn read_until_error(file: &File, data: &[u8], seed: usize) -> usize {
+    let mut right = 0;
+    for n in 0.. {
+        let (len, offset) = if seed.is_multiple_of(2) {
+            (128 << 10, (seed * 7 + n) * (128 << 10))
+        } else {
+            (4096, (seed * 1_000_003 + n * 69_997) * 4096)
+        };
+        let offset = offset % (data.len() - len);
+        let mut bytes = vec![0; len];
+        // A read that meets the death half way is short: the bytes it has are right all the same.
+        match file.read_at(&mut bytes, u64::try_from(offset).unwrap()) {
+            Ok(read) => {
+                assert!(bytes[..read] == data[offset..offset + read], "at {offset}");
+                right += read;
+            }
+            Err(_) => return right,
+        }
+        if n % 50 == 0 {
+            rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        }
+    }
+    right
+}
+
+#[test]
+fn killed_under_load_readers_get_right_bytes_or_errors_and_nobody_hangs() {
+    let world = World::new();
+    let (_, data) = world.publish_data(40);
+    let daemon = Daemon::start(world.dir.path(), &[world.origin_url()], &[]);
+    let mnt = world.folder("mnt");
+    for _ in 0..6 {
+        daemon.mount(&["base/t:1"], &mnt, false);
+        let file = File::open(mnt.join("data")).unwrap();
+        let right = std::thread::scope(|scope| {
+            let readers: Vec<_> = (0..8)
+                .map(|seed| {
+                    let (file, data) = (&file, &data);
+                    scope.spawn(move || read_until_error(file, data, seed))
+                })
+                .collect();
+            until("there is load", || daemon.total().fuse_reads > 500);
+            daemon.kill_plane();
+            readers
+                .into_iter()
+                .map(|r| r.join().unwrap())
+                .sum::<usize>()
+        });
+        assert!(right > 1 << 20);
+    }
+}
