@@ -51,11 +51,11 @@ struct ControlArgs {
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
     read_deadline: Duration,
     /// Decoded segments kept in memory.
-    #[arg(long, value_name = "SIZE", default_value = "12MiB", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_size)]
     memory: u64,
-    /// Have the kernel read past the page cache of the FUSE files, for comparisons.
+    /// Have the kernel read through the page cache of the FUSE files, for comparisons.
     #[arg(long, hide = true)]
-    directio: bool,
+    buffered: bool,
 }
 
 /// The data plane: started by layerd, not by people.
@@ -68,7 +68,7 @@ struct PlaneArgs {
     #[arg(long, value_parser = parse_size)]
     memory: u64,
     #[arg(long)]
-    directio: bool,
+    buffered: bool,
 }
 
 fn start_log() {
@@ -106,7 +106,7 @@ fn main() -> ExitCode {
             cache: args.cache,
             patience: args.read_deadline,
             memory_bytes_max: args.memory,
-            directio: args.directio,
+            directio: !args.buffered,
         };
         return report(plane::run(&config).err().map(|e| e.to_string()));
     }
@@ -118,7 +118,7 @@ fn main() -> ExitCode {
         cache_bytes_max: args.cache_size,
         patience: args.read_deadline,
         memory_bytes_max: args.memory,
-        directio: args.directio,
+        directio: !args.buffered,
     };
     report(control::run(&config).err().map(|e| e.to_string()))
 }

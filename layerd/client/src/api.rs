@@ -84,7 +84,7 @@ pub struct Counters {
     pub verify_failures: u64,
     /// Plain bytes of segments that came from an origin and were verified.
     pub fetched_plain_bytes: u64,
-    /// Distinct 4 KiB blocks of file data that the kernel asked for, in bytes; its read-ahead included.
+    /// Distinct 4 KiB blocks of file data that the kernel asked for, in bytes (its read-ahead within files included).
     pub needed_bytes: u64,
     /// Segments that were loaded before anybody read them.
     pub prefetched_segments: u64,

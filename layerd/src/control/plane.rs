@@ -79,7 +79,7 @@ impl Starter {
             .arg(format!("{}ms", self.patience.as_millis()))
             .arg("--memory")
             .arg(self.memory_bytes_max.to_string())
-            .args(self.directio.then_some("--directio"))
+            .args((!self.directio).then_some("--buffered"))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

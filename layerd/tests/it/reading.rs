@@ -98,8 +98,7 @@ fn sixty_four_readers_of_one_missing_segment_make_one_request() {
     let world = World::new();
     let (_, data) = world.publish_data(1);
     let web = Web::serve(&world.origin(), Duration::from_millis(20));
-    // Past the FUSE file's page cache, so that what is counted is what was asked for, without the kernel's read-ahead.
-    let daemon = Daemon::start(world.dir.path(), &[web.url()], &["--directio"]);
+    let daemon = Daemon::start(world.dir.path(), &[web.url()], &[]);
     let mnt = world.folder("mnt");
     daemon.mount(&["base/t:1"], &mnt, false);
     let start = Barrier::new(64);
@@ -236,7 +235,7 @@ fn resident(path: &Path) -> u64 {
 }
 
 #[test]
-fn file_data_is_in_memory_once_and_small_files_need_few_requests() {
+fn through_the_page_cache_small_files_need_few_requests_and_the_second_copy_is_short() {
     const FILES: usize = 4000;
     let world = World::new();
     let tree = world.folder("tree");
@@ -245,7 +244,7 @@ fn file_data_is_in_memory_once_and_small_files_need_few_requests() {
         fs::write(tree.join(format!("file-{n:05}")), part).unwrap();
     }
     let layer = world.publish(&tree, "base/t:1");
-    let daemon = Daemon::start(world.dir.path(), &[world.origin_url()], &[]);
+    let daemon = Daemon::start(world.dir.path(), &[world.origin_url()], &["--buffered"]);
     let mnt = world.folder("mnt");
     daemon.mount(&["base/t:1"], &mnt, false);
     diff(&tree, &mnt);
