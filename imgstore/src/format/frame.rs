@@ -20,6 +20,11 @@ const SEEK_SKIPPABLE_MAGIC: u32 = 0x184D_2A5E;
 /// Magic at the very end of a seek table.
 const SEEKABLE_MAGIC: u32 = 0x8F92_EAB1;
 
+/// Most bytes of a frame of `plain_len` plain bytes: zstd's worst case, and ours, add less than 1/128 and a header.
+pub const fn frame_len_max(plain_len: u64) -> u64 {
+    plain_len.saturating_add(plain_len / 128 + 1024)
+}
+
 /// Compresses segments one after another with the same working memory.
 pub struct Encoder(zstd::bulk::Compressor<'static>);
 

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::FormatError;
+use super::frame::frame_len_max;
 use super::manifest::{FORMAT, Manifest};
 use crate::ids::Digest;
 use crate::origin::ByteRange;
@@ -70,12 +71,22 @@ impl Placement {
                 placement.segments.len(),
             ));
         }
-        for index in 0..placement.segments.len() {
+        for (index, segment) in manifest.segments.iter().enumerate() {
             if placement.find(index).is_none() {
                 return Err(FormatError::new(
                     format!("spot of segment {index}"),
                     "a listed pack and a range inside it",
                     format!("{:?}", placement.segments.get(index)),
+                ));
+            }
+            // The pack's size comes from here too: only the segment, which the digest vouches for, bounds what is fetched.
+            let stored = placement.segments.get(index).map_or(0, |spot| spot.2);
+            let stored_max = frame_len_max(segment.len());
+            if u64::from(stored) > stored_max {
+                return Err(FormatError::new(
+                    format!("stored bytes of segment {index}"),
+                    format!("at most {stored_max}"),
+                    stored,
                 ));
             }
         }

@@ -198,9 +198,7 @@ pub(crate) fn read_frame(
     digest: Digest,
     size: u64,
 ) -> Result<Vec<u8>, LayerError> {
-    // zstd's worst case adds less than 1/128 and a header to incompressible bytes.
-    let stored_max = size + size / 128 + 1024;
-    let stored = origin.fetch_all(object, stored_max)?;
+    let stored = origin.fetch_all(object, frame::frame_len_max(size))?;
     let plain = frame::decode(&stored, size).map_err(LayerError::damaged(origin, object))?;
     let found = Digest::of(&plain);
     if found != digest {

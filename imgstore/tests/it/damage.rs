@@ -123,6 +123,25 @@ fn swapped_segments_are_found() {
     );
 }
 
+/// A placement cannot make a reader fetch more than a frame of the segment can have, however large it says the pack is.
+#[test]
+fn spots_longer_than_any_frame_of_the_segment_are_refused() {
+    let (origin, layer) = published();
+    let mut loaded = layer::open(&origin, &layer).unwrap();
+    let frame_max = frame::frame_len_max(loaded.manifest.segments[0].len());
+    assert_eq!(frame::frame_len_max(4 << 20), (4 << 20) + (32 << 10) + 1024);
+    let parse = |placement: &Placement| {
+        Placement::parse(&placement.to_bytes(), &layer, &loaded.manifest).map(drop)
+    };
+    loaded.placement.packs[0].size = u64::MAX;
+    loaded.placement.segments[0].2 = u32::try_from(frame_max).unwrap();
+    parse(&loaded.placement).unwrap();
+    loaded.placement.segments[0].2 += 1;
+    let error = parse(&loaded.placement).unwrap_err();
+    let wanted = format!("at most {frame_max}");
+    assert!(error.to_string().contains(&wanted), "{error}");
+}
+
 #[test]
 fn unknown_features_and_versions_are_refused_or_ignored_by_class() {
     let (origin, layer) = published();
