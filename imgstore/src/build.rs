@@ -148,6 +148,20 @@ pub fn build(
         segments: table,
     };
     let placement = publish::placement(&manifest, &staged, &layout, &dictionary)?;
+    let layer = manifest.layer();
+    let created = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |d| d.as_secs());
+    let Naming { tag, info, labels } = naming;
+    let record = Tag {
+        build: info,
+        created,
+        format: FORMAT,
+        labels,
+        layer,
+        tag: tag.to_string(),
+    };
+    publish::check_readable(&manifest, &placement, &record)?;
     erofs::check::check(&meta, &manifest).map_err(|e| BuildError::ReadBack {
         what: "metadata image".into(),
         found: e.to_string(),
@@ -164,19 +178,6 @@ pub fn build(
     readback::compare(&subject, options)?;
     (input.unchanged)()?;
 
-    let layer = manifest.layer();
-    let created = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .map_or(0, |d| d.as_secs());
-    let Naming { tag, info, labels } = naming;
-    let record = Tag {
-        build: info,
-        created,
-        format: FORMAT,
-        labels,
-        layer,
-        tag: tag.to_string(),
-    };
     let parts = publish::Parts {
         meta: &meta,
         chunks: &chunks,

@@ -130,11 +130,25 @@ pub trait Origin: Send + Sync + std::fmt::Debug {
         self.create(object, &mut file)
     }
 
-    /// Creates or atomically replaces a small mutable object (tag, placement, index).
+    /// Creates or atomically replaces an object: a mutable one (tag, placement, index), or one whose bytes on the origin are
+    /// not those that its name stands for.
     ///
     /// # Errors
     /// As for [`Origin::create`].
     fn replace(&self, object: &str, content: &[u8]) -> Result<(), OriginError>;
+
+    /// As [`Origin::replace`], from a finished file, which is left where it is.
+    ///
+    /// # Errors
+    /// As for [`Origin::create`].
+    fn replace_from_file(&self, object: &str, path: &Path) -> Result<(), OriginError> {
+        let content = std::fs::read(path).map_err(|e| OriginError::Unavailable {
+            origin: self.address(),
+            object: object.to_owned(),
+            reason: format!("cannot read `{}`: {e}", path.display()),
+        })?;
+        self.replace(object, &content)
+    }
 
     /// Names of all objects whose name starts with `prefix` (a folder, ending in `/`), sorted.
     ///

@@ -52,6 +52,11 @@ pub enum BuildError {
         /// How many it needs.
         found: usize,
     },
+    /// No reader would accept the result.
+    #[error(
+        "the layer would be larger than readers accept: {0}; nothing was published; split the tree into several layers, or drop labels"
+    )]
+    Unreadable(#[source] FormatError),
     /// A staging file could not be written.
     #[error("cannot write staging file `{path}`: {source}")]
     Staging {
@@ -61,9 +66,10 @@ pub enum BuildError {
         #[source]
         source: std::io::Error,
     },
-    /// What was built does not read back as the source: a defect of this program, of the memory or of a disk.
+    /// What was built does not read back as the source: a damaged dictionary, or a defect of this program, the memory or a
+    /// disk.
     #[error(
-        "the built image does not read back right: {what}: {found}; nothing was published, please report this"
+        "the built image does not read back right: {what}: {found}; nothing was published; check the layers given with `--dict` (`dsec verify`), and report this if they are all right"
     )]
     ReadBack {
         /// Which part.

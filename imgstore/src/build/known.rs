@@ -1,16 +1,52 @@
 //! Segments that the origin has already, whoever put them there: they are referred to, never stored twice.
+//!
+//! A placement only claims where a segment is. Before a build refers to a place, [`find`] reads it: a segment whose bytes
+//! are damaged counts as one that the origin does not have, so that building again repairs what it can.
 
 use std::collections::HashMap;
 
 use super::error::BuildError;
-use crate::format::names;
+use crate::format::manifest::Segment;
 use crate::format::placement::Pack;
+use crate::format::{frame, names};
 use crate::ids::Digest;
 use crate::origin::{ByteRange, Origin, OriginError};
 use crate::store::layer;
 
-/// Segment digest to pack and range.
-pub type Known = HashMap<Digest, (Pack, ByteRange)>;
+/// Segment digest to the packs and ranges where it should be, first choice first.
+pub type Known = HashMap<Digest, Vec<(Pack, ByteRange)>>;
+
+/// The first place of `segment` on the origin that holds its bytes.
+pub fn find(origin: &dyn Origin, known: &Known, segment: Segment) -> Option<(Pack, ByteRange)> {
+    let places = known.get(&segment.digest())?;
+    let right = |(pack, range): &&(Pack, ByteRange)| {
+        let checked = read(origin, segment, pack, *range);
+        if let Err(error) = &checked {
+            let (segment, pack) = (segment.digest(), pack.digest);
+            tracing::warn!(%segment, %pack, offset = range.start, error, "damaged segment is stored anew");
+        }
+        checked.is_ok()
+    };
+    places.iter().find(right).copied()
+}
+
+fn read(
+    origin: &dyn Origin,
+    segment: Segment,
+    pack: &Pack,
+    range: ByteRange,
+) -> Result<(), String> {
+    let stored = origin
+        .fetch(&names::pack(&pack.digest), range)
+        .map_err(|e| e.to_string())?;
+    let plain = frame::decode(&stored, segment.len()).map_err(|e| e.to_string())?;
+    let found = Digest::of(&plain);
+    if found == segment.digest() {
+        Ok(())
+    } else {
+        Err(format!("digest of its plain bytes: found {found}"))
+    }
+}
 
 fn layer_of(object: &str) -> Option<Digest> {
     object
@@ -53,7 +89,10 @@ pub fn load(origin: &dyn Origin) -> Result<Known, BuildError> {
                 }
             };
             if present {
-                known.entry(segment.digest()).or_insert((*pack, range));
+                let places = known.entry(segment.digest()).or_default();
+                if !places.contains(&(*pack, range)) {
+                    places.push((*pack, range));
+                }
             }
         }
     }

@@ -1,15 +1,18 @@
 //! Giving everything its name, in the order in which no reader can see a part missing:
 //! packs, chunk table, metadata, manifest, placement; then the tag, then the index of tags.
+//!
+//! An object that is there already is read, and replaced if it is not what its name says: its name is the digest of what
+//! it should hold, so that can only be repair.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
 
 use super::error::BuildError;
 use super::layout::Layout;
-use super::segments::{Staged, Stored};
-use crate::format::manifest::{FORMAT, Manifest};
-use crate::format::placement::{Pack, Placement, Spot};
-use crate::format::tag::{Index, Tag};
+use super::segments::{Staged, StagedPack, Stored};
+use crate::format::manifest::{Blob, FORMAT, MANIFEST_BYTES_MAX, Manifest};
+use crate::format::placement::{PLACEMENT_BYTES_MAX, Pack, Placement, Spot};
+use crate::format::tag::{Index, TAG_BYTES_MAX, Tag};
 use crate::format::{FormatError, frame, names};
 use crate::ids::{Digest, TagName, to_u64};
 use crate::origin::{ByteRange, Created, Origin, OriginError};
@@ -19,6 +22,8 @@ use super::dictionary::Dictionary;
 
 /// Compression level of metadata images and chunk tables: written once, fetched at every first mount.
 const META_LEVEL: i32 = 12;
+/// Bytes of a pack that are fetched at once to check it.
+const CHECK_BYTES: u64 = 8 << 20;
 /// How often the index is rebuilt when others publish at the same time.
 const INDEX_ATTEMPTS_MAX: usize = 16;
 
@@ -89,6 +94,37 @@ pub fn placement(
     })
 }
 
+/// Holds what is about to be published against the limits of readers.
+///
+/// # Errors
+/// [`BuildError::Unreadable`] names the limit.
+pub fn check_readable(
+    manifest: &Manifest,
+    placement: &Placement,
+    record: &Tag,
+) -> Result<(), BuildError> {
+    let check = || {
+        let layer = manifest.layer();
+        let bytes = (manifest.to_bytes(), placement.to_bytes(), record.to_bytes());
+        for (what, bytes, max) in [
+            ("bytes of the manifest", &bytes.0, MANIFEST_BYTES_MAX),
+            ("bytes of the placement", &bytes.1, PLACEMENT_BYTES_MAX),
+            ("bytes of the tag", &bytes.2, TAG_BYTES_MAX),
+        ] {
+            if to_u64(bytes.len()) > max {
+                return Err(FormatError::new(
+                    what,
+                    format!("at most {max}"),
+                    bytes.len(),
+                ));
+            }
+        }
+        let parsed = Manifest::parse(&bytes.0, &layer)?;
+        Placement::parse(&bytes.1, &layer, &parsed).map(drop)
+    };
+    check().map_err(BuildError::Unreadable)
+}
+
 /// Publishes everything; returns the bytes of the objects that were new.
 ///
 /// # Errors
@@ -102,54 +138,97 @@ pub fn publish(
 ) -> Result<u64, BuildError> {
     let mut stored = 0;
     for pack in &staged.packs {
-        if origin.create_from_file(&names::pack(&pack.pack.digest), pack.file.path())?
-            == Created::New
-        {
-            stored += pack.pack.size;
-        }
+        stored += put_pack(origin, pack)?;
     }
-    let mut create = |object: &str, bytes: &[u8]| -> Result<Created, BuildError> {
-        let created = origin.create(object, &mut &*bytes)?;
-        if created == Created::New {
-            stored += to_u64(bytes.len());
-        }
-        Ok(created)
-    };
-    create(
-        &names::chunks(&parts.manifest.chunks.digest),
-        &frame::encode(parts.chunks, META_LEVEL),
-    )?;
-    create(
-        &names::meta(&parts.manifest.meta.digest),
-        &frame::encode(parts.meta, META_LEVEL),
-    )?;
+    let (chunks, meta) = (parts.manifest.chunks, parts.manifest.meta);
+    stored += put_frame(origin, &names::chunks(&chunks.digest), chunks, parts.chunks)?;
+    stored += put_frame(origin, &names::meta(&meta.digest), meta, parts.meta)?;
     let layer = parts.placement.layer;
-    create(&names::manifest(&layer), &parts.manifest.to_bytes())?;
-    let bytes = parts.placement.to_bytes();
-    if create(&names::placement(&layer), &bytes)? == Created::Existed
-        && !is_usable(origin, &layer, parts.manifest)?
-    {
-        origin.replace(&names::placement(&layer), &bytes)?;
-    }
+    stored += put(origin, &names::manifest(&layer), &parts.manifest.to_bytes())?;
+    // Another placement may be as right as ours, but only ours has just been read back.
+    stored += put(
+        origin,
+        &names::placement(&layer),
+        &parts.placement.to_bytes(),
+    )?;
     write_tag(origin, tag, record)?;
     Ok(stored)
 }
 
-/// Whether the placement on the origin can stay: it parses, and its packs are there.
-fn is_usable(origin: &dyn Origin, layer: &Digest, manifest: &Manifest) -> Result<bool, BuildError> {
-    let placement = match layer::read_placement(origin, layer, manifest) {
-        Ok(placement) => placement,
-        Err(LayerError::Damaged { .. }) => return Ok(false),
-        Err(e) => return Err(e.into()),
-    };
-    for pack in &placement.packs {
-        match origin.size(&names::pack(&pack.digest)) {
-            Ok(size) if size == pack.size => {}
-            Ok(_) | Err(OriginError::NotFound { .. }) => return Ok(false),
-            Err(e) => return Err(e.into()),
-        }
+/// What is left of a read that only asks whether an object is right: an origin that fails is no answer to that.
+fn or_damaged<T>(read: Result<T, OriginError>) -> Result<Option<T>, OriginError> {
+    match read {
+        Ok(found) => Ok(Some(found)),
+        Err(OriginError::NotFound { .. } | OriginError::WrongAnswer { .. }) => Ok(None),
+        Err(e) => Err(e),
     }
-    Ok(true)
+}
+
+/// Stores an object of exactly these bytes; gives how many of them were new.
+fn put(origin: &dyn Origin, object: &str, bytes: &[u8]) -> Result<u64, BuildError> {
+    if origin.create(object, &mut &*bytes)? == Created::New {
+        return Ok(to_u64(bytes.len()));
+    }
+    let found = or_damaged(origin.fetch_all(object, to_u64(bytes.len())))?;
+    if found.is_none_or(|found| found != bytes) {
+        tracing::info!(object, "object on the origin is replaced");
+        origin.replace(object, bytes)?;
+    }
+    Ok(0)
+}
+
+/// Stores an object that is one frame of `plain`; gives how many bytes were new.
+fn put_frame(
+    origin: &dyn Origin,
+    object: &str,
+    blob: Blob,
+    plain: &[u8],
+) -> Result<u64, BuildError> {
+    let stored = frame::encode(plain, META_LEVEL);
+    if origin.create(object, &mut stored.as_slice())? == Created::New {
+        return Ok(to_u64(stored.len()));
+    }
+    // Another version of zstd may have made other bytes of the same plain ones.
+    match layer::read_frame(origin, object, blob.digest, blob.size) {
+        Ok(_) => return Ok(0),
+        Err(LayerError::Origin(e)) => or_damaged::<()>(Err(e)).map(drop)?,
+        Err(_) => {}
+    }
+    tracing::warn!(object, "damaged object on the origin is replaced");
+    origin.replace(object, &stored)?;
+    Ok(0)
+}
+
+/// Stores a pack from staging; gives how many bytes were new.
+fn put_pack(origin: &dyn Origin, staged: &StagedPack) -> Result<u64, BuildError> {
+    let object = names::pack(&staged.pack.digest);
+    let path = staged.file.path();
+    if origin.create_from_file(&object, path)? == Created::New {
+        return Ok(staged.pack.size);
+    }
+    if !is_right(origin, &object, &staged.pack)? {
+        tracing::warn!(object, "damaged pack on the origin is replaced");
+        origin.replace_from_file(&object, path)?;
+    }
+    Ok(0)
+}
+
+/// Whether the pack on the origin has the bytes that its name stands for.
+fn is_right(origin: &dyn Origin, object: &str, pack: &Pack) -> Result<bool, OriginError> {
+    if or_damaged(origin.size(object))? != Some(pack.size) {
+        return Ok(false);
+    }
+    let mut hasher = blake3::Hasher::new();
+    let mut start = 0;
+    while start < pack.size {
+        let len = CHECK_BYTES.min(pack.size - start);
+        let Some(bytes) = or_damaged(origin.fetch(object, ByteRange { start, len }))? else {
+            return Ok(false);
+        };
+        hasher.update(&bytes);
+        start += len;
+    }
+    Ok(Digest::from(hasher.finalize()) == pack.digest)
 }
 
 /// Writes a tag and brings the index up to date.

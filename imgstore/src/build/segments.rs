@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tempfile::NamedTempFile;
 
 use super::error::BuildError;
-use super::known::Known;
+use super::known::{self, Known};
 use super::layout::{Layout, Planned};
 use super::options::{BuildOptions, Phase, Step};
 use crate::format::frame;
@@ -75,13 +75,20 @@ pub struct Staged {
 
 struct Made {
     segment: Segment,
-    /// `None` if the origin has it.
-    frame: Option<Vec<u8>>,
+    source: Source,
+}
+
+enum Source {
+    /// The origin has it, here.
+    Known(Pack, ByteRange),
+    /// To be stored.
+    Frame(Vec<u8>),
 }
 
 struct Maker<'a> {
     tree: &'a Tree,
     known: &'a Known,
+    origin: &'a dyn Origin,
     level: i32,
     /// The file read last, kept open because its parts come in a row.
     open: Option<(InodeId, ContentReader)>,
@@ -115,10 +122,10 @@ impl Maker<'_> {
     fn make(&mut self, planned: &Planned) -> Result<Made, BuildError> {
         let plain = self.plain(planned)?;
         let segment = Segment(Digest::of(&plain), to_u64(plain.len()));
-        if self.known.contains_key(&segment.digest()) {
+        if let Some((pack, range)) = known::find(self.origin, self.known, segment) {
             return Ok(Made {
                 segment,
-                frame: None,
+                source: Source::Known(pack, range),
             });
         }
         let level = self.level;
@@ -127,7 +134,7 @@ impl Maker<'_> {
             .get_or_insert_with(|| frame::Encoder::new(level));
         Ok(Made {
             segment,
-            frame: Some(encoder.encode(&plain)),
+            source: Source::Frame(encoder.encode(&plain)),
         })
     }
 }
@@ -264,6 +271,7 @@ pub fn stage(
     let maker = |_| Maker {
         tree,
         known,
+        origin,
         level: options.level,
         open: None,
         compressor: None,
@@ -280,11 +288,10 @@ pub fn stage(
     for batch in layout.own.chunks(BATCH) {
         for made in make_batch(batch, &mut makers)? {
             let digest = made.segment.digest();
-            let stored = match (made.frame, known.get(&digest), new.get(&digest)) {
-                (_, Some((pack, range)), _) => Stored::Known(*pack, *range),
-                (_, None, Some(stored)) => *stored,
-                (Some(frame), None, None) => writer.append(&frame, made.segment.len())?,
-                (None, None, None) => continue, // a frame is only left out when the segment is known
+            let stored = match (made.source, new.get(&digest)) {
+                (_, Some(stored)) => *stored,
+                (Source::Known(pack, range), None) => Stored::Known(pack, range),
+                (Source::Frame(frame), None) => writer.append(&frame, made.segment.len())?,
             };
             new.insert(digest, stored);
             done += made.segment.len();

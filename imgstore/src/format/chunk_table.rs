@@ -13,8 +13,9 @@ const VERSION: u32 = 1;
 const HEADER_SIZE: usize = 16;
 /// Bytes of a record: digest 32, segment index u16, first block u16, blocks u16, reserved u16.
 const RECORD_SIZE: usize = 40;
-/// Largest table a reader accepts, in bytes: 100 million chunks.
-pub const TABLE_BYTES_MAX: u64 = 4_000_000_000;
+/// Largest table a reader accepts, in bytes: 26 million chunks, of which a layer of the largest size has 4 million at the
+/// usual chunk size.
+pub const TABLE_BYTES_MAX: u64 = 1 << 30;
 
 /// One chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::FormatError;
+use super::chunk_table::TABLE_BYTES_MAX;
 use crate::ids::{BLOCK_SIZE, Digest};
 
 /// The format version this code writes and reads.
@@ -14,8 +15,8 @@ pub const FORMAT: u32 = 1;
 pub const SEGMENTS_MAX: usize = 65_535;
 /// Longest segment in bytes.
 pub const SEGMENT_BYTES_MAX: u64 = 4 << 20;
-/// Largest metadata image a reader accepts (bytes). 4 GiB of metadata describe some 30 million inodes.
-pub const META_BYTES_MAX: u64 = 4 << 30;
+/// Largest metadata image a reader accepts (bytes): it is decompressed in memory. 1 GiB describes some 8 million inodes.
+pub const META_BYTES_MAX: u64 = 1 << 30;
 /// Largest manifest a reader accepts: 65,535 segments of 80 bytes and the rest.
 pub const MANIFEST_BYTES_MAX: u64 = 8 << 20;
 /// Incompatible features this code knows (none yet).
@@ -143,8 +144,15 @@ impl Manifest {
         if !whole(self.meta.size) || self.meta.size > META_BYTES_MAX {
             return Err(FormatError::new(
                 "metadata size",
-                "a multiple of 4096 up to 4 GiB",
+                "a multiple of 4096 up to 1 GiB",
                 self.meta.size,
+            ));
+        }
+        if self.chunks.size > TABLE_BYTES_MAX {
+            return Err(FormatError::new(
+                "chunk table size",
+                format!("at most {TABLE_BYTES_MAX}"),
+                self.chunks.size,
             ));
         }
         for (i, segment) in self.segments.iter().enumerate() {

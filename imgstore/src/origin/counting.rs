@@ -85,6 +85,10 @@ impl Origin for CountingOrigin {
         self.inner.create_from_file(object, path)
     }
 
+    fn replace_from_file(&self, object: &str, path: &Path) -> Result<(), OriginError> {
+        self.inner.replace_from_file(object, path)
+    }
+
     fn staging(&self) -> Option<PathBuf> {
         self.inner.staging()
     }

@@ -1,11 +1,11 @@
 //! A directory as origin; also right on a 3FS mount.
 //!
 //! Publishing writes a temporary file in the same file system, syncs it, and gives it its final name with `link(2)`,
-//! which fails if the name is taken: no object is ever overwritten, and none is visible half-written. Only the small
-//! mutable objects use `rename(2)`. Nothing depends on syncing a directory, which 3FS cannot do.
+//! which fails if the name is taken: no object is overwritten, and none is visible half-written. Only the small mutable
+//! objects, and objects that were found damaged, are replaced, with `rename(2)`. Nothing depends on syncing a directory, which 3FS cannot do.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -128,9 +128,9 @@ impl DirOrigin {
         }
     }
 
-    fn replace_io(&self, object: &str, content: &[u8]) -> io::Result<()> {
+    fn replace_io(&self, object: &str, content: &mut dyn Read) -> io::Result<()> {
         let mut tmp = self.tmp_file()?;
-        tmp.file.write_all(content)?;
+        io::copy(content, &mut tmp.file)?;
         tmp.file.sync_all()?;
         let path = self.path(object);
         Self::make_parent(&path)?;
@@ -211,7 +211,13 @@ impl Origin for DirOrigin {
     }
 
     fn replace(&self, object: &str, content: &[u8]) -> Result<(), OriginError> {
-        self.replace_io(object, content)
+        self.replace_io(object, &mut &*content)
+            .map_err(|e| self.unavailable(object, &e))
+    }
+
+    fn replace_from_file(&self, object: &str, path: &Path) -> Result<(), OriginError> {
+        File::open(path)
+            .and_then(|mut file| self.replace_io(object, &mut file))
             .map_err(|e| self.unavailable(object, &e))
     }
 

@@ -166,9 +166,19 @@ fn unknown_features_and_versions_are_refused_or_ignored_by_class() {
             .to_string()
             .contains("newer dsec")
     );
-    let mut long = manifest;
+    let mut long = manifest.clone();
     long.segments[0].1 = (4 << 20) + 4096;
     assert!(parse(&long).is_err());
+    // What is decompressed in memory is bounded by the manifest, and the manifest by these.
+    let mut large = manifest;
+    (large.meta.size, large.chunks.size) = (1 << 30, 1 << 30);
+    parse(&large).unwrap();
+    large.chunks.size += 1;
+    let error = parse(&large).unwrap_err().to_string();
+    assert!(error.contains("chunk table size"), "{error}");
+    (large.meta.size, large.chunks.size) = ((1 << 30) + 4096, 16);
+    let error = parse(&large).unwrap_err().to_string();
+    assert!(error.contains("metadata size"), "{error}");
 }
 
 /// Random changes to valid inputs: an error or a value, never a panic, never a huge allocation.
