@@ -131,7 +131,7 @@ pub(crate) struct Build {
     /// Label for the tag, `key=value`; can be given several times.
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label)]
     pub(crate) label: Vec<(String, String)>,
-    /// Keep an extended attribute that is left out otherwise (see docs/format.md), for example security.selinux.
+    /// Keep an extended attribute that is left out otherwise (see docs/sources.md), for example security.selinux.
     #[arg(long, value_name = "NAME")]
     pub(crate) keep_xattr: Vec<String>,
     /// Segment size in KiB: 128 to 4096, a power of two.

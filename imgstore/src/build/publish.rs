@@ -241,14 +241,18 @@ pub fn write_tag(origin: &dyn Origin, tag: &TagName, record: &Tag) -> Result<(),
 }
 
 /// Writes the index from the tags. Repeats while somebody else changed the tags in between, so that the last writer of two
-/// has seen both.
+/// has seen both. Damaged tags are left out.
 ///
 /// # Errors
-/// When the origin fails or a tag is damaged.
+/// When the origin fails.
 pub fn rebuild_index(origin: &dyn Origin) -> Result<(), BuildError> {
     let read = || -> Result<BTreeMap<String, Digest>, BuildError> {
-        let tags = layer::list_tags(origin)?;
-        Ok(tags
+        let listed = layer::list_tags(origin)?;
+        for error in &listed.damaged {
+            tracing::warn!(%error, "tag left out of the index");
+        }
+        Ok(listed
+            .tags
             .into_iter()
             .map(|(name, layer)| (name.to_string(), layer))
             .collect())

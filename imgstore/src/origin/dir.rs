@@ -9,10 +9,14 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use super::{ByteRange, Created, Origin, OriginError};
 use crate::format::names;
 use crate::ids::{to_u64, to_usize};
+
+/// Age in which a temporary file of a build that still runs has long been written to: its packs grow, then get their names.
+const LEFTOVER_AGE: Duration = Duration::from_hours(48);
 
 /// A directory that holds an origin.
 #[derive(Debug)]
@@ -30,7 +34,7 @@ struct TmpFile {
 
 impl Drop for TmpFile {
     fn drop(&mut self) {
-        // It may have been renamed away; a leftover is reclaimed by its age later.
+        // It may have been renamed away. What a killed process leaves is removed by a later `create_root`.
         drop(fs::remove_file(&self.path));
     }
 }
@@ -62,7 +66,24 @@ impl DirOrigin {
             next_tmp: AtomicU64::new(0),
         };
         fs::create_dir_all(root).map_err(|e| origin.unavailable("", &e))?;
+        origin.remove_leftovers();
         Ok(origin)
+    }
+
+    /// Removes temporary files that nobody has written to for [`LEFTOVER_AGE`]. A failure costs space and nothing else.
+    fn remove_leftovers(&self) {
+        let old = |entry: &fs::DirEntry| {
+            let written = entry.metadata().and_then(|meta| meta.modified());
+            written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > LEFTOVER_AGE))
+        };
+        let Ok(entries) = fs::read_dir(self.root.join(names::TMP)) else {
+            return;
+        };
+        for entry in entries.flatten().filter(old) {
+            if let Err(error) = fs::remove_file(entry.path()) {
+                tracing::debug!(path = %entry.path().display(), %error, "leftover stays");
+            }
+        }
     }
 
     fn unavailable(&self, object: &str, error: &io::Error) -> OriginError {

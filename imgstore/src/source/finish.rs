@@ -20,8 +20,9 @@ const MINOR_MAX: u32 = 1_048_575;
 const XATTR_VALUE_MAX: usize = 65_535;
 /// All of a file's attributes as EROFS stores them: `12 + 4 * (65,535 - 1)` less the 12 of the header.
 const XATTR_TOTAL_MAX: usize = 4 * 65_534;
-/// Sizes are signed 64-bit numbers to the kernel.
-const FILE_BYTES_MAX: u64 = i64::MAX.unsigned_abs();
+/// Sizes of files, alone and together. A sparse file claims any size for nothing, but a build keeps a record of each of its
+/// units, holes too: 64 TiB are 16 million of the largest.
+const FILE_BYTES_MAX: u64 = 1 << 46;
 /// The kernel's "no such id".
 const NO_ID: u32 = u32::MAX;
 
@@ -44,6 +45,14 @@ pub(super) fn finish(
         check_kind(inode, &path)?;
         if let Kind::File(content) = &inode.kind {
             bytes = bytes.saturating_add(content.len);
+            if bytes > FILE_BYTES_MAX {
+                return Err(SourceError::unsupported(
+                    &path,
+                    "size of all files up to this one",
+                    "at most 70368744177664 bytes (64 TiB)",
+                    bytes,
+                ));
+            }
         }
     }
     Ok(bytes)
@@ -129,7 +138,7 @@ fn check_kind(inode: &Inode, path: &[u8]) -> Result<(), SourceError> {
         Kind::File(content) if content.len > FILE_BYTES_MAX => Err(SourceError::unsupported(
             path,
             "file size",
-            "at most 9223372036854775807 bytes",
+            "at most 70368744177664 bytes (64 TiB)",
             content.len,
         )),
         _ => Ok(()),

@@ -92,38 +92,56 @@ pub fn resolve(origin: &dyn Origin, reference: &LayerRef) -> Result<Digest, Laye
     }
 }
 
-/// All tags of an origin, in order: read from the tag objects where the origin can list, else from its index.
+/// The tags of an origin.
+#[derive(Debug, Default)]
+pub struct Tags {
+    /// Those that can be read, in order.
+    pub tags: Vec<(TagName, Digest)>,
+    /// One error for each of the others; it names the object.
+    pub damaged: Vec<LayerError>,
+}
+
+/// All tags of an origin: read from the tag objects where the origin can list, else from its index.
 ///
 /// # Errors
-/// A damaged tag or index is an error that names the object.
-pub fn list_tags(origin: &dyn Origin) -> Result<Vec<(TagName, Digest)>, LayerError> {
-    match origin.list(names::TAGS) {
-        Ok(objects) => {
-            let tags = objects.iter().filter_map(|object| names::parse_tag(object));
-            tags.map(|name| read_tag(origin, &name).map(|tag| (name, tag.layer)))
-                .collect()
+/// When the origin fails or its index is damaged as a whole. A damaged tag is no error: it must not hide the others.
+pub fn list_tags(origin: &dyn Origin) -> Result<Tags, LayerError> {
+    let objects = match origin.list(names::TAGS) {
+        Ok(objects) => objects,
+        Err(OriginError::Unsupported { .. }) => return indexed_tags(origin),
+        Err(e) => return Err(e.into()),
+    };
+    let mut out = Tags::default();
+    for name in objects.iter().filter_map(|object| names::parse_tag(object)) {
+        match read_tag(origin, &name) {
+            Ok(tag) => out.tags.push((name, tag.layer)),
+            Err(LayerError::NoLayer { .. }) => {} // removed meanwhile
+            Err(
+                e @ (LayerError::Damaged { .. }
+                | LayerError::Origin(OriginError::WrongAnswer { .. })),
+            ) => out.damaged.push(e),
+            Err(e) => return Err(e),
         }
-        Err(OriginError::Unsupported { .. }) => {
-            let index = match origin.fetch_all(names::INDEX, INDEX_BYTES_MAX) {
-                Ok(bytes) => {
-                    Index::parse(&bytes).map_err(LayerError::damaged(origin, names::INDEX))?
-                }
-                Err(e) => return Err(e.into()),
-            };
-            let parse = |(name, layer): (String, Digest)| {
-                let bad = |e: crate::ids::IdError| {
-                    FormatError::new("tag name in index", "axis/name:version", e)
-                };
-                let name = name
-                    .parse()
-                    .map_err(bad)
-                    .map_err(LayerError::damaged(origin, names::INDEX))?;
-                Ok((name, layer))
-            };
-            index.tags.into_iter().map(parse).collect()
-        }
-        Err(e) => Err(e.into()),
     }
+    Ok(out)
+}
+
+fn indexed_tags(origin: &dyn Origin) -> Result<Tags, LayerError> {
+    let bytes = origin.fetch_all(names::INDEX, INDEX_BYTES_MAX)?;
+    let index = Index::parse(&bytes).map_err(LayerError::damaged(origin, names::INDEX))?;
+    let mut out = Tags::default();
+    for (name, layer) in index.tags {
+        match name.parse() {
+            Ok(name) => out.tags.push((name, layer)),
+            Err(e) => {
+                let e: crate::ids::IdError = e;
+                let wrong = FormatError::new("tag name in index", "axis/name:version", e);
+                out.damaged
+                    .push(LayerError::damaged(origin, names::INDEX)(wrong));
+            }
+        }
+    }
+    Ok(out)
 }
 
 /// The manifest of `layer`.

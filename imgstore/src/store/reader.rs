@@ -189,6 +189,10 @@ impl<'a> LayerReader<'a> {
                 what,
             };
             let id = match ids.get(&entry.inode.id()) {
+                // Two such directories in each other's place would make the walk as long as two to their depth.
+                Some(_) if entry.inode.is_dir() => {
+                    return Err(odd("it is a directory with a second name"));
+                }
                 Some(id) => *id,
                 None => {
                     let inode = Inode {

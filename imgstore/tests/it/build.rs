@@ -348,6 +348,7 @@ fn concurrent_publishers_are_both_in_the_index() {
     assert_eq!(index.tags.len(), 8);
     let listed: BTreeMap<String, Digest> = layer::list_tags(&origin)
         .unwrap()
+        .tags
         .into_iter()
         .map(|(t, l)| (t.to_string(), l))
         .collect();
@@ -376,4 +377,48 @@ fn what_no_reader_would_accept_is_not_published() {
     opened.manifest.meta.size = (1 << 30) + 4096;
     let error = readable(&opened).unwrap_err().to_string();
     assert!(error.contains("metadata size"), "{error}");
+}
+
+/// A damaged tag stops neither a publish nor a listing; both leave it out, the listing with its name.
+#[test]
+fn damaged_tags_hide_no_others() {
+    let origin = MemOrigin::default();
+    let (tree, _spool) = random_tree(1, 20);
+    build_as(&tree, "1", &origin, &BuildOptions::default());
+    let object = imgstore::format::names::tag(&tag("1"));
+    for damage in [b"{".to_vec(), vec![b' '; (1 << 20) + 1]] {
+        origin.replace(&object, &damage).unwrap();
+        build_as(&tree, "2", &origin, &BuildOptions::default());
+        let listed = layer::list_tags(&origin).unwrap();
+        let names: Vec<_> = listed.tags.iter().map(|(name, _)| name).collect();
+        assert_eq!(names, [&tag("2")]);
+        assert_eq!(listed.damaged.len(), 1);
+        assert!(listed.damaged[0].to_string().contains(&object));
+        let bytes = origin.fetch_all("index.json", 1 << 20).unwrap();
+        let index = imgstore::format::tag::Index::parse(&bytes).unwrap();
+        assert_eq!(
+            index.tags.into_keys().collect::<Vec<_>>(),
+            [tag("2").to_string()]
+        );
+    }
+}
+
+#[test]
+fn old_temporary_files_are_removed_and_young_ones_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let tmp = dir.path().join("tmp");
+    std::fs::create_dir(&tmp).unwrap();
+    for (name, hours) in [("killed", 49), ("running", 47), ("pack-1", 0)] {
+        let file = std::fs::File::create(tmp.join(name)).unwrap();
+        let age = std::time::Duration::from_hours(hours);
+        file.set_modified(std::time::SystemTime::now() - age)
+            .unwrap();
+    }
+    imgstore::origin::dir::DirOrigin::create_root(dir.path()).unwrap();
+    let mut left: Vec<_> = std::fs::read_dir(&tmp)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    left.sort();
+    assert_eq!(left, ["pack-1", "running"]);
 }

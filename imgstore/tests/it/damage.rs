@@ -142,6 +142,35 @@ fn spots_longer_than_any_frame_of_the_segment_are_refused() {
     assert!(error.to_string().contains(&wanted), "{error}");
 }
 
+/// A directory that two names lead to is refused: a chain of such pairs would double the walk at every step.
+#[test]
+fn directories_with_two_names_are_refused() {
+    let (mut tree, _spool) = random_tree(42, 1);
+    let mut dir = |children: [(&str, imgstore::tree::InodeId); 1]| {
+        let children = children.map(|(name, id)| (name.as_bytes().to_vec(), id));
+        tree.add(imgstore::tree::Inode {
+            meta: imgstore::tree::Meta::default(),
+            kind: imgstore::tree::Kind::Dir(children.into()),
+        })
+    };
+    let deepest = dir([("x", imgstore::tree::InodeId(0))]);
+    let (a, b) = (dir([("deep", deepest)]), dir([("deep", deepest)]));
+    tree.inode_mut(deepest).kind = imgstore::tree::Kind::Dir([].into());
+    let root = [(b"a".to_vec(), a), (b"b".to_vec(), b)];
+    tree.inode_mut(imgstore::tree::ROOT).kind = imgstore::tree::Kind::Dir(root.into());
+    let manifest = Manifest {
+        segments: Vec::new(),
+        ..layer::open(&published().0, &published().1)
+            .unwrap()
+            .manifest
+    };
+    let image = erofs::write::image(&tree, &std::collections::HashMap::new(), &[]).unwrap();
+    let no_data = |_: usize| Err("no data".to_owned());
+    let reader = LayerReader::open(&image, &manifest, &no_data).unwrap();
+    let error = reader.tree().unwrap_err().to_string();
+    assert!(error.contains("second name"), "{error}");
+}
+
 #[test]
 fn unknown_features_and_versions_are_refused_or_ignored_by_class() {
     let (origin, layer) = published();

@@ -275,6 +275,7 @@ fn golden_origin_is_read_right() {
     let origin = DirOrigin::open(&folder()).unwrap();
     let listed: Vec<String> = layer::list_tags(&origin)
         .unwrap()
+        .tags
         .iter()
         .map(|(tag, layer)| format!("{tag} {layer}"))
         .collect();

@@ -8,9 +8,9 @@ use imgstore::store::layer;
 use super::Failure;
 use crate::output;
 
-/// Lists tags.
+/// Lists tags; status 1 when there are damaged ones, which are named on standard error.
 pub(crate) fn run(origin: &OriginUrl, json: bool) -> Result<ExitCode, Failure> {
-    let tags = layer::list_tags(origin.open()?.as_ref())?;
+    let layer::Tags { tags, damaged } = layer::list_tags(origin.open()?.as_ref())?;
     if json {
         let rows: Vec<_> = tags
             .iter()
@@ -22,5 +22,12 @@ pub(crate) fn run(origin: &OriginUrl, json: bool) -> Result<ExitCode, Failure> {
             output::line(&format!("{tag}  {layer}"));
         }
     }
-    Ok(ExitCode::SUCCESS)
+    for error in &damaged {
+        output::note(&format!("dsec: {error}; publish the tag again"));
+    }
+    Ok(if damaged.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }

@@ -140,6 +140,82 @@ fn verify_names_the_damaged_pack_and_segment() {
 }
 
 #[test]
+fn layers_lists_the_rest_when_a_tag_is_damaged() {
+    let world = World::new();
+    let tree = world.folder("tree");
+    fs::write(tree.join("a"), "x").unwrap();
+    let built = world.build("tree", "origin", &[]);
+    world.build("tree", "origin", &["--version", "2"]);
+    fs::write(world.path("origin/tags/base/t/2.json"), "{").unwrap();
+    let origin = world.origin("origin");
+    let output = dsec(&world, &["layers", "--origin", &origin, "--json"]);
+    let error = failed(&output, 1);
+    assert!(error.contains("tags/base/t/2.json"), "{error}");
+    let listed = json(&String::from_utf8(output.stdout).unwrap());
+    let layer = &built["layer"];
+    assert_eq!(
+        listed,
+        serde_json::json!([{"tag": "base/t:1", "layer": layer}])
+    );
+}
+
+/// The list of attributes is where the help says.
+#[test]
+fn help_of_keep_xattr_names_the_right_document() {
+    let world = World::new();
+    let help = ok(dsec(&world, &["build", "--help"]));
+    let named = help
+        .split("(see ")
+        .nth(1)
+        .unwrap()
+        .split(')')
+        .next()
+        .unwrap();
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let text = fs::read_to_string(root.join(named)).unwrap();
+    assert!(text.contains("keep-xattr"), "`{named}` does not tell of it");
+}
+
+#[test]
+fn building_again_repairs_a_damaged_pack() {
+    let world = World::new();
+    let tree = world.folder("tree");
+    fs::write(tree.join("a"), noise(1, 700_000)).unwrap();
+    let built = world.build("tree", "origin", &[]);
+    let pack = sh(world.root(), "find origin/packs -type f");
+    let mut bytes = fs::read(world.path(pack.trim())).unwrap();
+    let right = bytes.clone();
+    let origin = world.origin("origin");
+    let verify = ["verify", "base/t:1", "--origin", &origin];
+    // The first bytes of each segment's frame, so that no segment is left; then the end.
+    bytes.iter_mut().for_each(|b| *b ^= 1);
+    for damaged in [&bytes[..], &right[..500_000]] {
+        fs::write(world.path(pack.trim()), damaged).unwrap();
+        failed(&dsec(&world, &verify), 1);
+        let args = [
+            "build",
+            "tree",
+            "--axis",
+            "base",
+            "--name",
+            "t",
+            "--version",
+            "1",
+        ];
+        let again = dsec(
+            &world,
+            &[&args[..], &["--json", "--origin", &origin]].concat(),
+        );
+        let said = failed(&again, 0);
+        assert!(said.contains("damaged"), "{said}");
+        let report = json(&String::from_utf8(again.stdout).unwrap());
+        assert_eq!(report["layer"], built["layer"]);
+        ok(dsec(&world, &verify));
+        assert!(fs::read(world.path(pack.trim())).unwrap() == right);
+    }
+}
+
+#[test]
 fn export_gives_the_same_layer_again() {
     let world = World::new();
     rich_tree(&world, "tree");
