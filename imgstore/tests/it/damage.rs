@@ -142,6 +142,20 @@ fn spots_longer_than_any_frame_of_the_segment_are_refused() {
     assert!(error.to_string().contains(&wanted), "{error}");
 }
 
+/// The uuid as `docs/format.md` describes it.
+#[test]
+fn uuid_is_the_digest_of_the_image_without_it() {
+    let (origin, layer) = published();
+    let manifest = layer::read_manifest(&origin, &layer).unwrap();
+    let mut image = layer::read_meta(&origin, &manifest).unwrap();
+    let uuid: Vec<u8> = image.drain(1024 + 0x30..1024 + 0x40).collect();
+    image.splice(1024 + 0x30..1024 + 0x30, [0; 16]);
+    image[1028..1032].fill(0);
+    let checksum = !crc32c::crc32c(&image[1024..4096]);
+    image[1028..1032].copy_from_slice(&checksum.to_le_bytes());
+    assert_eq!(Digest::of(&image).as_bytes()[..16], uuid);
+}
+
 /// A directory that two names lead to is refused: a chain of such pairs would double the walk at every step.
 #[test]
 fn directories_with_two_names_are_refused() {

@@ -143,6 +143,33 @@ fn damaged_sparse_maps_are_refused() {
     }
 }
 
+/// A file of holes claims any size for nothing; alone or together with others it is refused before it is scanned.
+#[test]
+fn more_than_64_tib_of_files_are_refused() {
+    let sparse = |name: &str, size: u64| {
+        let size = size.to_string();
+        let records: [(&[u8], &[u8]); 2] = [
+            (b"GNU.sparse.size", size.as_bytes()),
+            (b"GNU.sparse.map", b"0,1"),
+        ];
+        [pax(&records), file(name, b"x")].concat()
+    };
+    let refused = |entries: &[Vec<u8>]| match load(&tar(entries)) {
+        Err(SourceError::Unsupported { path, what, .. }) => (path, what),
+        other => panic!("expected a refusal, found {other:?}"),
+    };
+    let max = 1 << 46;
+    let loaded = load(&tar(&[sparse("a", max)])).unwrap();
+    assert_eq!(paths(&loaded.tree), ["a"]);
+    let alone = refused(&[sparse("a", max + 1)]);
+    assert_eq!(alone, ("a".to_owned(), "file size"));
+    let together = refused(&[sparse("a", max / 2), sparse("b", max / 2), sparse("c", 1)]);
+    assert_eq!(
+        together,
+        ("c".to_owned(), "size of all files up to this one")
+    );
+}
+
 #[test]
 fn damaged_and_unknown_compressions_are_told() {
     let dir = tempfile::tempdir().unwrap();

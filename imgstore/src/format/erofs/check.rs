@@ -1,4 +1,4 @@
-//! Does a metadata image belong to its manifest? Checked before an image is ever mounted.
+//! Does a metadata image belong to its manifest? Checked before an image is published, exported or called right.
 
 use super::superblock;
 use crate::format::FormatError;
