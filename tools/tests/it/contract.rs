@@ -164,13 +164,9 @@ fn layers_lists_the_rest_when_a_tag_is_damaged() {
 fn help_of_keep_xattr_names_the_right_document() {
     let world = World::new();
     let help = ok(dsec(&world, &["build", "--help"]));
-    let named = help
-        .split("(see ")
-        .nth(1)
-        .unwrap()
-        .split(')')
-        .next()
-        .unwrap();
+    let words: Vec<&str> = help.split_whitespace().collect();
+    let see = words.iter().position(|word| *word == "(see").unwrap();
+    let named = words[see + 1].trim_end_matches([')', ',']);
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let text = fs::read_to_string(root.join(named)).unwrap();
     assert!(text.contains("keep-xattr"), "`{named}` does not tell of it");
