@@ -145,6 +145,7 @@ impl Loader {
         let mut now = Vec::new();
         let mut fresh = Vec::new();
         let mut promoted = Vec::new();
+        let mut waits = false;
         let mut hits = 0;
         let mut state = self.shared.lock();
         for (index, done) in wanted {
@@ -166,6 +167,7 @@ impl Loader {
                 deadline,
                 done,
             };
+            waits = true;
             match state.join(digest, waiter) {
                 Joined::Fresh => fresh.push(index),
                 Joined::Promoted => promoted.push(digest),
@@ -173,8 +175,11 @@ impl Loader {
             }
         }
         drop(state);
-        if !fresh.is_empty() {
+        if waits {
+            // Also a reader of what was on its way has a deadline.
             self.shared.waiting.notify_one();
+        }
+        if !fresh.is_empty() {
             // Looking whether a file is there takes microseconds and saves the way through a worker.
             self.shared.look(layer, fresh);
         }
@@ -207,6 +212,7 @@ impl Loader {
                     stage: Stage::Looking,
                     waiters: Vec::new(),
                     prefetch: true,
+                    asked_idle: false,
                     second_try: false,
                 };
                 state.pending.entries.insert(digest, entry);
@@ -257,7 +263,9 @@ impl Loader {
     /// The control process has no frame for these.
     pub(crate) fn no_frame(&self, digests: &[Digest], reason: &str) {
         for digest in digests {
-            self.shared.fail(digest, reason);
+            if !self.shared.asks_for_reader(digest, reason) {
+                self.shared.fail(digest, reason);
+            }
         }
     }
 
@@ -301,6 +309,7 @@ impl State {
                 stage: Stage::Looking,
                 waiters: vec![waiter],
                 prefetch: false,
+                asked_idle: false,
                 second_try: false,
             };
             self.pending.entries.insert(digest, entry);
@@ -391,6 +400,7 @@ impl Shared {
             }
             entry.stage = Stage::Asked;
             let idle = entry.prefetch;
+            entry.asked_idle = idle;
             drop(state);
             match runs.last_mut() {
                 Some((first, count, i)) if *first + *count == index && *i == idle => *count += 1,
@@ -453,6 +463,7 @@ impl Shared {
             return;
         };
         entry.stage = Stage::Asked;
+        entry.asked_idle = entry.prefetch;
         let need = ToControl::Need {
             layer: entry.place.layer.digest,
             first: entry.place.index,
@@ -461,6 +472,22 @@ impl Shared {
         };
         drop(state);
         self.link.send(&need);
+    }
+
+    /// Read-ahead that came to nothing must not fail a reader who only joined it: asks once more, now for the reader.
+    /// Whether it did.
+    fn asks_for_reader(&self, digest: &Digest, reason: &str) -> bool {
+        let state = self.lock();
+        let entry = state.pending.entries.get(digest);
+        let joined = entry.is_some_and(|entry| {
+            entry.stage == Stage::Asked && entry.asked_idle && !entry.waiters.is_empty()
+        });
+        drop(state);
+        if joined {
+            tracing::debug!(%digest, reason, "read-ahead failed; asking again for its reader");
+            self.ask(digest);
+        }
+        joined
     }
 
     /// The length of a pending segment, and a buffer of that length (with old bytes in it).
@@ -545,6 +572,7 @@ impl Shared {
         };
         if !last {
             entry.stage = Stage::Asked;
+            entry.asked_idle = false;
         }
         drop(state);
         place.layer.count(|c| c.verify_failures += 1);
@@ -629,3 +657,6 @@ impl Shared {
 fn frame_len_max(plain_len: u64) -> u64 {
     plain_len + plain_len / 128 + 1024
 }
+
+#[cfg(test)]
+mod tests;

@@ -63,6 +63,8 @@ pub(crate) struct Entry {
     pub(crate) waiters: Vec<Waiter>,
     /// Read-ahead asked first, and nobody waits.
     pub(crate) prefetch: bool,
+    /// The control process was last asked when nobody waited: its refusal says nothing about a request that has a reader.
+    pub(crate) asked_idle: bool,
     /// A damaged frame from an origin was seen; the next one is the last.
     pub(crate) second_try: bool,
 }
@@ -96,13 +98,16 @@ impl Pending {
         waiters.map(|waiter| waiter.deadline).min()
     }
 
-    /// Everything that was asked for, as runs: (layer, first index, count, whether nobody waits).
-    pub(crate) fn asked(&self) -> Vec<(Digest, usize, usize, bool)> {
+    /// Everything that was asked for, to be asked again, as runs: (layer, first index, count, whether nobody waits).
+    pub(crate) fn asked(&mut self) -> Vec<(Digest, usize, usize, bool)> {
         let mut all: Vec<(Digest, usize, bool)> = self
             .entries
-            .values()
+            .values_mut()
             .filter(|entry| entry.stage == Stage::Asked)
-            .map(|entry| (entry.place.layer.digest, entry.place.index, entry.prefetch))
+            .map(|entry| {
+                entry.asked_idle = entry.prefetch;
+                (entry.place.layer.digest, entry.place.index, entry.prefetch)
+            })
             .collect();
         all.sort_unstable();
         let mut runs: Vec<(Digest, usize, usize, bool)> = Vec::new();

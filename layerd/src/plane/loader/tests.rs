@@ -1,0 +1,147 @@
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests fail by panicking, as tests do"
+)]
+
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{self, Receiver};
+
+use imgstore::build::{BuildOptions, build};
+use imgstore::ids::TagName;
+use imgstore::origin::dir::DirOrigin;
+use imgstore::source::{self, SourceOptions, SourceSpec};
+use imgstore::store::layer;
+
+use super::*;
+use crate::paths::{MANIFEST, META};
+use crate::protocol::read_message;
+
+/// Longest wait for anything that must happen.
+const SOON: Duration = Duration::from_secs(20);
+
+/// A layer with several segments in a data plane without a kernel, and the control process's end of the connection.
+struct World {
+    loader: Loader,
+    layer: Arc<LayerState>,
+    control: UnixStream,
+    origin: DirOrigin,
+    _dir: tempfile::TempDir,
+}
+
+impl World {
+    fn new(patience: Duration) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        fs::create_dir(path("tree")).unwrap();
+        fs::create_dir(path("origin")).unwrap();
+        let mut noise = vec![0; 2 << 20];
+        blake3::Hasher::new().finalize_xof().fill(&mut noise);
+        fs::write(path("tree").join("data"), noise).unwrap();
+        let origin = DirOrigin::open(&path("origin")).unwrap();
+        let spec = SourceSpec::Directory(path("tree"));
+        let loaded = source::load(&spec, &SourceOptions::new(dir.path())).unwrap();
+        let tag: TagName = "base/t:1".parse().unwrap();
+        let options = BuildOptions::default();
+        let digest = build((&loaded.tree).into(), tag.into(), &origin, &options)
+            .unwrap()
+            .layer;
+        let (bytes, manifest) = layer::read_manifest_bytes(&origin, &digest).unwrap();
+        fs::write(path(MANIFEST), bytes).unwrap();
+        fs::write(path(META), layer::read_meta(&origin, &manifest).unwrap()).unwrap();
+        let (ours, control) = UnixStream::pair().unwrap();
+        control.set_read_timeout(Some(SOON)).unwrap();
+        let link = Arc::new(Link::default());
+        link.open(&ours).unwrap();
+        let settings = LoaderSettings {
+            memory_bytes_max: 0,
+            patience,
+        };
+        Self {
+            loader: Loader::start(&path("cache"), link, &settings).unwrap(),
+            layer: Arc::new(LayerState::open(dir.path(), digest).unwrap()),
+            control,
+            origin,
+            _dir: dir,
+        }
+    }
+
+    fn read(&self, index: usize) -> Receiver<Result<usize, String>> {
+        let (send, receive) = mpsc::channel();
+        let done: OnSegment = Box::new(move |segment| {
+            let result = segment.map(|plain| plain.len()).map_err(str::to_owned);
+            send.send(result).unwrap();
+        });
+        self.loader.read(&self.layer, vec![(index, done)]);
+        receive
+    }
+
+    fn wish(&mut self) -> ToControl {
+        read_message(&mut self.control).unwrap().unwrap().0
+    }
+
+    fn digest(&self, index: usize) -> Digest {
+        self.layer.segments.get(index).unwrap().digest()
+    }
+}
+
+#[test]
+fn a_reader_who_joins_read_ahead_has_a_deadline_too() {
+    let mut world = World::new(Duration::from_millis(50));
+    assert!(world.layer.segments.len() >= 5);
+    for index in 0..5 {
+        // The last round's reader is gone, so nothing but this one can wake the timer.
+        world.loader.prefetch(&world.layer, index, index + 1);
+        assert!(matches!(
+            world.wish(),
+            ToControl::Need { prefetch: true, .. }
+        ));
+        let answer = world.read(index).recv_timeout(SOON).unwrap();
+        assert_eq!(answer, Err("no answer in time".to_owned()));
+        assert!(matches!(world.wish(), ToControl::Promote { .. }));
+    }
+}
+
+#[test]
+fn failed_read_ahead_is_asked_for_again_once_when_a_reader_has_joined_it() {
+    let mut world = World::new(SOON);
+    world.loader.prefetch(&world.layer, 1, 2);
+    assert!(matches!(
+        world.wish(),
+        ToControl::Need { prefetch: true, .. }
+    ));
+    let answer = world.read(1);
+    assert!(matches!(world.wish(), ToControl::Promote { .. }));
+    world.loader.no_frame(&[world.digest(1)], "busy");
+    let again = world.wish();
+    assert!(
+        matches!(again, ToControl::Need { first: 1, count: 1, prefetch: false, .. }),
+        "{again:?}"
+    );
+    assert!(answer.try_recv().is_err(), "the reader still waits");
+    world.loader.no_frame(&[world.digest(1)], "broken");
+    assert_eq!(
+        answer.recv_timeout(SOON).unwrap(),
+        Err("broken".to_owned())
+    );
+}
+
+#[test]
+fn read_ahead_that_failed_and_was_asked_for_again_is_answered() {
+    let mut world = World::new(SOON);
+    world.loader.prefetch(&world.layer, 1, 2);
+    world.wish();
+    let answer = world.read(1);
+    world.wish();
+    world.loader.no_frame(&[world.digest(1)], "busy");
+    world.wish();
+    let layer = layer::open(&world.origin, &world.layer.digest).unwrap();
+    let plain = layer::read_segment(&world.origin, &layer, 1).unwrap();
+    let from = Provenance {
+        origin: "here".to_owned(),
+        pack: Digest::of(b""),
+        offset: 0,
+    };
+    let stored = frame::encode(&plain, 1);
+    world.loader.frame(world.digest(1), stored, from);
+    assert_eq!(answer.recv_timeout(SOON).unwrap(), Ok(plain.len()));
+}
