@@ -202,17 +202,31 @@ pub(crate) enum ToControl {
 /// Writes one message.
 ///
 /// # Errors
-/// What the socket said; the connection is useless then, a part may have been written.
+/// [`io::ErrorKind::InvalidInput`] for a message that the other side would refuse: nothing was written. Otherwise what
+/// the socket said; the connection is useless then, a part may have been written.
 pub(crate) fn write_message<T: Serialize>(
     stream: &mut impl Write,
     head: &T,
     bytes: &[u8],
 ) -> io::Result<()> {
-    let too_long = |_| io::Error::new(io::ErrorKind::InvalidInput, "message too long");
     let json = serde_json::to_vec(head)?;
+    let length = |bytes: &[u8], max: u32| {
+        let len = u32::try_from(bytes.len()).ok().filter(|len| *len <= max);
+        len.ok_or_else(|| {
+            let text = format!(
+                "message part of {} bytes: expected at most {max}",
+                bytes.len()
+            );
+            io::Error::new(io::ErrorKind::InvalidInput, text)
+        })
+    };
+    let (head_len, blob_len) = (
+        length(&json, HEAD_BYTES_MAX)?,
+        length(bytes, BLOB_BYTES_MAX)?,
+    );
     let mut start = Vec::with_capacity(json.len() + 8);
-    start.extend_from_slice(&u32::try_from(json.len()).map_err(too_long)?.to_le_bytes());
-    start.extend_from_slice(&u32::try_from(bytes.len()).map_err(too_long)?.to_le_bytes());
+    start.extend_from_slice(&head_len.to_le_bytes());
+    start.extend_from_slice(&blob_len.to_le_bytes());
     start.extend_from_slice(&json);
     let sent = stream.write_vectored(&[IoSlice::new(&start), IoSlice::new(bytes)])?;
     if let Some(rest) = start.get(sent..) {
@@ -282,6 +296,15 @@ mod tests {
         let (message, bytes) = read_message::<ToData>(&mut wire).unwrap().unwrap();
         assert!(matches!(message, ToData::Exit { id: 3 }) && bytes.is_empty());
         assert!(read_message::<ToData>(&mut wire).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_the_other_side_would_refuse_is_not_sent() {
+        let mut wire = Vec::new();
+        let bytes = vec![0; usize::try_from(BLOB_BYTES_MAX).unwrap() + 1];
+        let error = write_message(&mut wire, &ToData::Exit { id: 1 }, &bytes).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        assert!(wire.is_empty());
     }
 
     #[test]

@@ -247,8 +247,12 @@ impl Target {
                 Err(error) => tracing::warn!(%error, "cannot read a placement again"),
             }
         }
-        tracing::error!(layer = %layer.digest, pack = %delivery.plan.pack, offset = delivery.plan.range.start,
-            len = delivery.plan.range.len, %error, "segments cannot be fetched");
+        if delivery.priority == Priority::Prefetch && matches!(error, FetchError::Busy) {
+            tracing::debug!(layer = %layer.digest, %error, "read-ahead is left out");
+        } else {
+            tracing::error!(layer = %layer.digest, pack = %delivery.plan.pack, offset = delivery.plan.range.start,
+                len = delivery.plan.range.len, %error, "segments cannot be fetched");
+        }
         self.send(
             &ToData::NoFrame {
                 digests: digests(layer),

@@ -5,13 +5,14 @@
 
 use std::collections::HashMap;
 use std::io::{self, BufReader};
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use imgstore::ids::Digest;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -22,16 +23,20 @@ use crate::protocol::{
 
 /// How long the data plane may take for a request. Adding a layer reads its metadata once.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long it may take to say that it ends.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long it may take to say its name.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a message may wait for room in the socket: a data plane that is stopped must not stop us.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why the data plane did not do something.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LinkError {
     #[error("the data plane is gone: {0}")]
     Gone(String),
-    #[error("the data plane did not answer within {} s", ANSWER_TIMEOUT.as_secs())]
-    Silent,
+    #[error("the data plane did not answer within {} s", .0.as_secs())]
+    Silent(Duration),
     #[error(
         "the data plane speaks version {found} of the protocol, this layerd version {VERSION}: stop it (`kill {pid}`), mounts then fail and must be made again"
     )]
@@ -63,12 +68,52 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The data plane's version, process and layers. It may say other things first, for it takes a connection as soon as it
+/// is there: those are skipped, and said again after the welcome.
+fn wait_for_welcome(
+    stream: &UnixStream,
+    reader: &mut BufReader<UnixStream>,
+    timeout: Duration,
+) -> Result<(u32, u32, Vec<Digest>), LinkError> {
+    let gone = |e: io::Error| LinkError::Gone(e.to_string());
+    let until = Instant::now() + timeout;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(LinkError::Silent(timeout));
+        }
+        stream.set_read_timeout(Some(left)).map_err(gone)?;
+        match read_message(reader).map_err(gone)? {
+            Some((
+                ToControl::Welcome {
+                    version,
+                    pid,
+                    layers,
+                },
+                _,
+            )) => {
+                stream.set_read_timeout(None).map_err(gone)?;
+                return Ok((version, pid, layers));
+            }
+            Some((skipped, _)) => tracing::debug!(?skipped, "said before the welcome"),
+            None => return Err(LinkError::Gone("it gave no welcome".to_owned())),
+        }
+    }
+}
+
 impl PlaneLink {
     /// Connects to the data plane at `socket`; `None` when nobody listens there.
     ///
     /// # Errors
     /// When somebody listens who is not our data plane.
     pub(crate) fn connect(socket: &Path) -> Result<Option<(Self, PlaneReader)>, LinkError> {
+        Self::connect_within(socket, WELCOME_TIMEOUT)
+    }
+
+    fn connect_within(
+        socket: &Path,
+        timeout: Duration,
+    ) -> Result<Option<(Self, PlaneReader)>, LinkError> {
         let gone = |e: io::Error| LinkError::Gone(e.to_string());
         let mut stream = match UnixStream::connect(socket) {
             Ok(stream) => stream,
@@ -82,24 +127,10 @@ impl PlaneLink {
             }
             Err(e) => return Err(gone(e)),
         };
+        stream.set_write_timeout(Some(SEND_TIMEOUT)).map_err(gone)?;
         write_message(&mut stream, &ToData::Hello { version: VERSION }, &[]).map_err(gone)?;
         let mut reader = BufReader::with_capacity(8 << 10, stream.try_clone().map_err(gone)?);
-        stream
-            .set_read_timeout(Some(WELCOME_TIMEOUT))
-            .map_err(gone)?;
-        let welcome = read_message(&mut reader).map_err(gone)?;
-        stream.set_read_timeout(None).map_err(gone)?;
-        let Some((
-            ToControl::Welcome {
-                version,
-                pid,
-                layers,
-            },
-            _,
-        )) = welcome
-        else {
-            return Err(LinkError::Gone("it gave no welcome".to_owned()));
-        };
+        let (version, pid, layers) = wait_for_welcome(&stream, &mut reader, timeout)?;
         if version != VERSION {
             return Err(LinkError::Version {
                 found: version,
@@ -146,12 +177,31 @@ impl PlaneLink {
 
     /// Sends a message that has no answer. A failure is the reader's to notice: the connection ends.
     pub(crate) fn send(&self, message: &ToData, bytes: &[u8]) {
-        if let Err(error) = write_message(&mut *lock(&self.writer), message, bytes) {
-            tracing::debug!(%error, "the data plane does not listen");
+        let mut writer = lock(&self.writer);
+        match write_message(&mut *writer, message, bytes) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                tracing::error!(%error, "a message for the data plane is not sent");
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the data plane does not listen");
+                // A part of the message may be on its way: nothing that follows would be understood.
+                if let Err(error) = writer.shutdown(Shutdown::Both) {
+                    tracing::debug!(%error, "the connection was gone already");
+                }
+            }
         }
     }
 
     fn ask(&self, message: impl FnOnce(u64) -> ToData) -> Result<Answer, LinkError> {
+        self.ask_within(message, ANSWER_TIMEOUT)
+    }
+
+    fn ask_within(
+        &self,
+        message: impl FnOnce(u64) -> ToData,
+        timeout: Duration,
+    ) -> Result<Answer, LinkError> {
         let gone = || LinkError::Gone("its connection ended".to_owned());
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (send, receive) = mpsc::sync_channel(1);
@@ -160,20 +210,24 @@ impl PlaneLink {
             .ok_or_else(gone)?
             .insert(id, send);
         self.send(&message(id), &[]);
-        match receive.recv_timeout(ANSWER_TIMEOUT) {
+        match receive.recv_timeout(timeout) {
             Ok(answer) => Ok(answer),
             Err(RecvTimeoutError::Disconnected) => Err(gone()),
             Err(RecvTimeoutError::Timeout) => {
                 if let Some(waiting) = lock(&self.waiting).as_mut() {
                     waiting.remove(&id);
                 }
-                Err(LinkError::Silent)
+                Err(LinkError::Silent(timeout))
             }
         }
     }
 
     fn command(&self, message: impl FnOnce(u64) -> ToData) -> Result<(), LinkError> {
         let (failure, _) = self.ask(message)?;
+        Self::outcome(failure)
+    }
+
+    fn outcome(failure: Option<Failure>) -> Result<(), LinkError> {
         failure.map_or(Ok(()), |failure| Err(LinkError::Refused(failure)))
     }
 
@@ -209,6 +263,83 @@ impl PlaneLink {
     /// # Errors
     /// When it does not answer.
     pub(crate) fn exit(&self) -> Result<(), LinkError> {
-        self.command(|id| ToData::Exit { id })
+        let (failure, _) = self.ask_within(|id| ToData::Exit { id }, EXIT_TIMEOUT)?;
+        Self::outcome(failure)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+    use std::path::PathBuf;
+
+    /// Somebody who listens and says whatever `then` says, until nobody hears it.
+    fn plane(
+        folder: &Path,
+        then: impl Fn(&mut UnixStream) -> io::Result<()> + Send + 'static,
+    ) -> PathBuf {
+        let socket = folder.join("socket");
+        let listener = UnixListener::bind(&socket).unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let hello = read_message::<ToData>(&mut stream).unwrap().unwrap().0;
+            assert!(matches!(hello, ToData::Hello { version: VERSION }));
+            then(&mut stream)
+        });
+        socket
+    }
+
+    fn need() -> ToControl {
+        ToControl::Need {
+            layer: Digest::of(b"layer"),
+            first: 0,
+            count: 1,
+            prefetch: false,
+        }
+    }
+
+    #[test]
+    fn what_is_said_before_the_welcome_is_skipped() {
+        let folder = tempfile::tempdir().unwrap();
+        let layers = vec![Digest::of(b"layer")];
+        let served = layers.clone();
+        let socket = plane(folder.path(), move |stream| {
+            for _ in 0..3 {
+                write_message(stream, &need(), &[])?;
+            }
+            let welcome = ToControl::Welcome {
+                version: VERSION,
+                pid: std::process::id(),
+                layers: served.clone(),
+            };
+            write_message(stream, &welcome, &[])
+        });
+        let (link, _) = PlaneLink::connect(&socket).unwrap().unwrap();
+        assert_eq!((link.pid, link.layers), (std::process::id(), layers));
+    }
+
+    #[test]
+    fn a_data_plane_that_talks_without_a_welcome_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = plane(folder.path(), |stream| {
+            loop {
+                write_message(stream, &need(), &[])?;
+            }
+        });
+        let failed = PlaneLink::connect_within(&socket, Duration::from_millis(50));
+        assert!(matches!(
+            failed,
+            Err(LinkError::Silent(_) | LinkError::Gone(_))
+        ));
+    }
+
+    #[test]
+    fn nobody_there_is_no_data_plane() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        assert!(PlaneLink::connect(&socket).unwrap().is_none());
+        drop(UnixListener::bind(&socket).unwrap());
+        assert!(PlaneLink::connect(&socket).unwrap().is_none());
     }
 }

@@ -24,9 +24,9 @@ use crate::kernel::mount::{self, MountError, Upper};
 use crate::kernel::mountinfo::MountInfo;
 use crate::paths::Paths;
 
-/// Most layers of one composition: the kernel's limit for an overlay.
 /// Layers that are described at a time.
 const DESCRIBED_AT_ONCE: usize = 8;
+/// Most layers of one composition: the kernel's limit for an overlay.
 const LAYERS_MAX: usize = 500;
 
 /// Why a composition could not be mounted or unmounted.
@@ -75,9 +75,9 @@ impl MountsError {
             Self::Request(_) | Self::Name(_) => ErrorKind::Invalid,
             Self::Taken { .. } | Self::Busy(_) => ErrorKind::Conflict,
             Self::NotMounted(_) => ErrorKind::NotFound,
-            Self::NoPlane | Self::Closed | Self::Link(LinkError::Gone(_) | LinkError::Silent) => {
-                ErrorKind::Unavailable
-            }
+            Self::NoPlane
+            | Self::Closed
+            | Self::Link(LinkError::Gone(_) | LinkError::Silent(_)) => ErrorKind::Unavailable,
             Self::Link(LinkError::Refused(failure)) => failure.kind,
             Self::Layers(LayersError::Layer(error)) => match error {
                 LayerError::NoLayer { .. } | LayerError::Origin(OriginError::NotFound { .. }) => {
@@ -207,45 +207,56 @@ impl MountService {
             Some(MountState::Dead) => self.clear_dead(&mut guarded, &mountpoint)?,
             None => {}
         }
+        // Before there is a mount: whenever this process is killed, the next one knows of it.
+        if let Err(error) = self.records.put(&mount) {
+            tracing::error!(%error, "this mount will not be adopted after a restart");
+        }
         let made = self
             .mount_layers(&guarded, &layers)
             .and_then(|()| self.compose(&mount));
         if let Err(error) = made {
             self.free_unused(&guarded, layers.iter().map(|layer| layer.digest));
+            if let Err(error) = self.records.remove(&mount.id) {
+                tracing::warn!(%error, "a record outlives its mount");
+            }
+            self.clear_upper(&mount.id);
             return Err(error);
         }
         guarded.table.insert(mount.clone());
-        if let Err(error) = self.records.put(&mount) {
-            tracing::error!(%error, "this mount will not be adopted after a restart");
-        }
         Ok(mount)
     }
 
     /// Takes a dead composition away, so that another can take its place.
     fn clear_dead(&self, guarded: &mut Guarded, mountpoint: &Path) -> Result<(), MountsError> {
-        let id = guarded.table.at(mountpoint).map(|old| old.id.clone());
-        if self.is_ours(mountpoint)? {
+        let Some(old) = guarded.table.at(mountpoint).cloned() else {
+            return Ok(());
+        };
+        if self.is_there(&old)? {
             mount::detach(mountpoint)?;
         }
         guarded.table.remove(mountpoint);
-        if let Some(id) = id {
-            self.records.remove(&id)?;
-            self.clear_upper(&id);
-        }
+        self.records.remove(&old.id)?;
+        self.clear_upper(&old.id);
         Ok(())
     }
 
-    /// Whether what is seen at `mountpoint` is one of our compositions.
-    fn is_ours(&self, mountpoint: &Path) -> Result<bool, MountsError> {
+    /// Whether what is seen at its mountpoint is this composition.
+    fn is_there(&self, mount: &Mount) -> Result<bool, MountsError> {
         let info = MountInfo::read()
             .map_err(MountsError::io("read", Path::new("/proc/self/mountinfo")))?;
-        Ok(info.at(mountpoint).is_some_and(|seen| self.shows(seen)))
+        Ok(self.shows(&info, mount))
     }
 
-    fn shows(&self, seen: &crate::kernel::mountinfo::Mounted) -> bool {
+    fn shows(&self, info: &MountInfo, mount: &Mount) -> bool {
+        let Some(seen) = info.at(&mount.mountpoint) else {
+            return false;
+        };
         match &*seen.kind {
-            "erofs" => seen.source.starts_with(self.paths.fuse()),
-            "overlay" => seen.source.to_str().is_some_and(|s| s.starts_with("dsec-")),
+            "erofs" => {
+                let image = |layer: &String| seen.source == self.paths.fuse().join(layer);
+                mount.layers.first().is_some_and(image)
+            }
+            "overlay" => seen.source == Path::new(&overlay_name(mount)),
             _ => false,
         }
     }
@@ -313,9 +324,8 @@ impl MountService {
             }
             None => None,
         };
-        let name = format!("dsec-{}", mount.id);
         Ok(mount::overlay(
-            &name,
+            &overlay_name(mount),
             &lowers,
             upper.as_ref(),
             &mount.mountpoint,
@@ -343,6 +353,10 @@ impl MountService {
                 tracing::warn!(path = %target.display(), %error, "cannot remove a mount point");
             }
             self.layers.unload(&layer);
+            if guarded.closed {
+                // The data plane ends with everything; one that is stopped would be waited for once a layer.
+                continue;
+            }
             if let Some(plane) = self.feed.plane()
                 && let Err(error) = plane.remove_image(layer)
             {
@@ -356,18 +370,17 @@ impl MountService {
     /// written stays: it is the user's.
     fn clear_upper(&self, id: &str) {
         let folder = self.paths.rw(id);
+        let present = |removed: io::Result<()>| match removed {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        };
         let remove = || {
-            fs::remove_dir_all(folder.join("work"))?;
-            fs::remove_dir(folder.join("upper"))?;
-            fs::remove_dir(&folder)
+            present(fs::remove_dir_all(folder.join("work")))?;
+            present(fs::remove_dir(folder.join("upper")))?;
+            present(fs::remove_dir(&folder))
         };
         match remove() {
-            Err(error)
-                if !matches!(
-                    error.kind(),
-                    io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty
-                ) =>
-            {
+            Err(error) if error.kind() != io::ErrorKind::DirectoryNotEmpty => {
                 tracing::warn!(path = %folder.display(), %error, "cannot clear the upper directory");
             }
             _ => {}
@@ -389,7 +402,7 @@ impl MountService {
                     .ok_or_else(|| MountsError::NotMounted(mountpoint.to_owned()))?
             }
         };
-        if self.is_ours(&found.mountpoint)? {
+        if self.is_there(&found)? {
             let gone = if found.state == MountState::Dead {
                 mount::detach(&found.mountpoint)
             } else {
@@ -433,10 +446,7 @@ impl MountService {
         let info = MountInfo::read()
             .map_err(MountsError::io("read", Path::new("/proc/self/mountinfo")))?;
         for mut mount in self.records.all()? {
-            let there = info
-                .at(&mount.mountpoint)
-                .is_some_and(|seen| self.shows(seen));
-            if !there {
+            if !self.shows(&info, &mount) {
                 tracing::info!(mountpoint = %mount.mountpoint.display(), "a composition was unmounted meanwhile");
                 self.records.remove(&mount.id)?;
                 self.clear_upper(&mount.id);
@@ -491,8 +501,8 @@ impl MountService {
         let mut guarded = self.lock();
         guarded.closed = true;
         for found in guarded.table.all() {
-            let ours = self.is_ours(&found.mountpoint).unwrap_or(false);
-            if ours
+            let there = self.is_there(&found).unwrap_or(false);
+            if there
                 && let Err(error) =
                     mount::umount(&found.mountpoint).or_else(|_| mount::detach(&found.mountpoint))
             {
@@ -530,6 +540,11 @@ fn check_mountpoint(mountpoint: &Path) -> Result<PathBuf, MountsError> {
         )));
     }
     Ok(real)
+}
+
+/// What the kernel shows as the source of a composition's overlay.
+fn overlay_name(mount: &Mount) -> String {
+    format!("dsec-{}", mount.id)
 }
 
 /// An id that no composition of this cache had: 64 random bits.

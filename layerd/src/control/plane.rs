@@ -116,6 +116,13 @@ impl Starter {
     }
 }
 
+/// Whether a data plane has certainly ended.
+pub(crate) fn is_dead(link: &PlaneLink) -> bool {
+    link.process
+        .as_ref()
+        .is_some_and(|p| wait(p, Duration::ZERO))
+}
+
 fn kill(process: Option<&OwnedFd>) {
     let killed = process.map(|process| pidfd_send_signal(process, Signal::KILL));
     if let Some(Err(error)) = killed {

@@ -12,10 +12,12 @@ use layerd_client::api::{ApiError, CacheStats, Counters, Mount, MountRequest, Mo
 
 use super::link::PlaneLink;
 use super::mounts::{Guarded, MountService, MountsError};
-use super::plane::{Plane, StartError, Starter, make_dead, stop};
+use super::plane::{Plane, StartError, Starter, is_dead, make_dead, stop};
 
 /// Pause before a data plane that would not start is tried again.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
+/// So often a data plane that lives is connected to in vain before it is killed: that kills its mounts with it.
+const ADOPT_TRIES_MAX: u32 = 3;
 
 /// See the head of this file.
 #[derive(Debug)]
@@ -171,12 +173,15 @@ impl Service {
 
     /// After the connection ended: the data plane is dead, or (we did not listen for a while) only wants a new connection.
     fn restart(self: &Arc<Self>, lost: &PlaneLink) {
+        let mut tries = 0;
         loop {
             let mut guarded = self.mounts.lock();
             if MountService::is_closed(&guarded) || self.ending.load(Ordering::Acquire) {
                 return;
             }
-            if let Err(error) = self.replace(lost, &mut guarded) {
+            tries += 1;
+            let last = tries >= ADOPT_TRIES_MAX;
+            if let Err(error) = self.replace(lost, &mut guarded, last) {
                 tracing::error!(%error, "no data plane; trying again");
             } else {
                 return;
@@ -190,10 +195,18 @@ impl Service {
         self: &Arc<Self>,
         lost: &PlaneLink,
         guarded: &mut Guarded,
+        last: bool,
     ) -> Result<(), RecoverError> {
-        if let Ok(Some(plane)) = self.starter.adopt() {
-            tracing::info!(pid = plane.link.pid, "connected to the data plane again");
-            return self.watch(plane);
+        match self.starter.adopt() {
+            Ok(Some(plane)) => {
+                tracing::info!(pid = plane.link.pid, "connected to the data plane again");
+                return self.watch(plane);
+            }
+            Ok(None) => {}
+            Err(error) if last || is_dead(lost) => {
+                tracing::warn!(%error, "the data plane is given up");
+            }
+            Err(error) => return Err(error.into()),
         }
         make_dead(lost, &self.mounts.paths);
         tracing::error!(
@@ -213,6 +226,8 @@ impl Service {
         if let Some(plane) = self.mounts.feed.plane() {
             stop(&plane, &self.mounts.paths);
         }
+        // Nothing is left there unless the data plane had to be killed.
+        self.mounts.bury(&mut self.mounts.lock());
     }
 
     /// Leaves mounts and data plane to the next control process.

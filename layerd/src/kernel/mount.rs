@@ -5,7 +5,7 @@
 //! becomes part of the error.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::CWD;
@@ -135,7 +135,15 @@ impl<'a> Context<'a> {
             MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
         )
         .map_err(self.failed("move_mount"))?;
-        self.probe(magic)
+        let probed = self.probe(magic);
+        if probed.is_err() {
+            // By its descriptor: at the target something else may be seen.
+            let fd = format!("/proc/self/fd/{}", mount.as_raw_fd());
+            if let Err(error) = unmount(fd, UnmountFlags::DETACH) {
+                tracing::warn!(target = %self.target.display(), %error, "a mount that nobody sees stays");
+            }
+        }
+        probed
     }
 
     fn probe(&self, magic: i64) -> Result<(), MountError> {

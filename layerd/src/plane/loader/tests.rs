@@ -114,15 +114,20 @@ fn failed_read_ahead_is_asked_for_again_once_when_a_reader_has_joined_it() {
     world.loader.no_frame(&[world.digest(1)], "busy");
     let again = world.wish();
     assert!(
-        matches!(again, ToControl::Need { first: 1, count: 1, prefetch: false, .. }),
+        matches!(
+            again,
+            ToControl::Need {
+                first: 1,
+                count: 1,
+                prefetch: false,
+                ..
+            }
+        ),
         "{again:?}"
     );
     assert!(answer.try_recv().is_err(), "the reader still waits");
     world.loader.no_frame(&[world.digest(1)], "broken");
-    assert_eq!(
-        answer.recv_timeout(SOON).unwrap(),
-        Err("broken".to_owned())
-    );
+    assert_eq!(answer.recv_timeout(SOON).unwrap(), Err("broken".to_owned()));
 }
 
 #[test]
