@@ -18,6 +18,7 @@ use std::time::Duration;
 use clap::Parser;
 use imgstore::origin::url::OriginUrl;
 use layerd_client::api::DEFAULT_SOCKET;
+use rustix::process::{Resource, getrlimit, setrlimit};
 use tracing_subscriber::EnvFilter;
 
 use control::ControlConfig;
@@ -82,6 +83,15 @@ fn start_log() {
         .init();
 }
 
+/// Allows as many open files as the system does: every layer and every reader takes some. The data plane inherits it.
+fn allow_many_files() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "cannot raise the limit of open files");
+    }
+}
+
 fn report(error: Option<String>) -> ExitCode {
     match error {
         None => ExitCode::SUCCESS,
@@ -95,6 +105,7 @@ fn report(error: Option<String>) -> ExitCode {
 fn main() -> ExitCode {
     sys::keep_little_memory();
     start_log();
+    allow_many_files();
     let mut arguments = std::env::args_os();
     let program = arguments.next();
     if arguments
