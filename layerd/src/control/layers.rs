@@ -12,9 +12,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use imgstore::fetch::origins::OriginSet;
-use imgstore::format::FormatError;
+use imgstore::format::erofs::check::check;
 use imgstore::format::manifest::Manifest;
 use imgstore::format::placement::Placement;
+use imgstore::format::{FormatError, names};
 use imgstore::ids::{Digest, LayerRef};
 use imgstore::store::layer::{self, Layer, LayerError};
 
@@ -146,7 +147,8 @@ impl LayerStore {
         Ok((manifest, placement))
     }
 
-    /// Makes sure that the layer's metadata image is on disk, with the right length. The data plane verifies it.
+    /// Makes sure that the layer's metadata image is on disk, with the right length, and names the manifest's segments.
+    /// The data plane verifies its bytes.
     ///
     /// # Errors
     /// When no origin has it, or the disk is full.
@@ -155,8 +157,15 @@ impl LayerStore {
         if fs::metadata(&path).is_ok_and(|meta| meta.len() == layer.manifest.meta.size) {
             return Ok(());
         }
-        let read =
-            |origin: &dyn imgstore::origin::Origin| layer::read_meta(origin, &layer.manifest);
+        let read = |origin: &dyn imgstore::origin::Origin| {
+            let meta = layer::read_meta(origin, &layer.manifest)?;
+            check(&meta, &layer.manifest).map_err(|source| LayerError::Damaged {
+                object: names::meta(&layer.manifest.meta.digest),
+                origin: origin.address(),
+                source,
+            })?;
+            Ok(meta)
+        };
         let meta = self.origins.first(read)?;
         self.keep(&path, &meta)
     }
