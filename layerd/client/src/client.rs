@@ -1,10 +1,13 @@
 //! A blocking client: one connection, one request, one reply.
 //!
 //! A command-line tool sends one request and ends, so there is nothing to pool. The runtime is the smallest there is
-//! (one thread, no timers of its own) and costs a tenth of a millisecond.
+//! (one thread, no timers of its own) and costs a tenth of a millisecond. A socket where nobody listens yet is tried for a
+//! moment: `layerd & dsec mount` should work.
 
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
@@ -14,6 +17,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::api::{ApiError, Mount, MountRequest, Mounts, Stats, UmountRequest};
+
+/// How long a layerd that is being started is waited for.
+const START_TIMEOUT: Duration = Duration::from_secs(2);
+/// Pause between two tries.
+const START_PAUSE: Duration = Duration::from_millis(20);
 
 /// Why a request came to nothing.
 #[derive(Debug, thiserror::Error)]
@@ -110,6 +118,31 @@ impl Client {
         }
     }
 
+    fn connect(&self) -> Result<UnixStream, ClientError> {
+        let until = Instant::now() + START_TIMEOUT;
+        loop {
+            let connected = UnixStream::connect(&self.socket)
+                .and_then(|stream| stream.set_nonblocking(true).map(|()| stream));
+            match connected {
+                Ok(stream) => return Ok(stream),
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+                    ) && Instant::now() < until =>
+                {
+                    std::thread::sleep(START_PAUSE);
+                }
+                Err(source) => {
+                    return Err(ClientError::Connect {
+                        socket: self.socket.clone(),
+                        source,
+                    });
+                }
+            }
+        }
+    }
+
     fn send<Q: Serialize, A: DeserializeOwned>(
         &self,
         method: Method,
@@ -124,7 +157,8 @@ impl Client {
             .enable_io()
             .build()
             .map_err(|e| self.broken(e))?;
-        let (status, body) = runtime.block_on(self.exchange(method, path, body))?;
+        let stream = self.connect()?;
+        let (status, body) = runtime.block_on(self.exchange(stream, method, path, body))?;
         if status.is_success()
             && let Ok(answer) = serde_json::from_slice(&body)
         {
@@ -142,16 +176,12 @@ impl Client {
 
     async fn exchange(
         &self,
+        stream: UnixStream,
         method: Method,
         path: &str,
         body: Vec<u8>,
     ) -> Result<(StatusCode, Bytes), ClientError> {
-        let stream = tokio::net::UnixStream::connect(&self.socket)
-            .await
-            .map_err(|source| ClientError::Connect {
-                socket: self.socket.clone(),
-                source,
-            })?;
+        let stream = tokio::net::UnixStream::from_std(stream).map_err(|e| self.broken(e))?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|e| self.broken(e))?;
