@@ -89,17 +89,14 @@ fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ControlE
 
 /// Takes the cache for this process; the lock ends with it.
 fn take_cache(paths: &Paths) -> Result<File, ControlError> {
-    for folder in [
-        paths.root().to_owned(),
-        paths.run(),
-        paths.layer_mounts(),
-        paths.records(),
-    ] {
+    for folder in paths.private() {
+        fs::create_dir_all(&folder).map_err(failed("create", &folder))?;
+        fs::set_permissions(&folder, Permissions::from_mode(0o700))
+            .map_err(failed("protect", &folder))?;
+    }
+    for folder in [paths.layer_mounts(), paths.records()] {
         fs::create_dir_all(&folder).map_err(failed("create", &folder))?;
     }
-    // Below are mounts of whole systems, setuid programs among them: nobody else has a way in.
-    fs::set_permissions(paths.run(), Permissions::from_mode(0o700))
-        .map_err(failed("protect", &paths.run()))?;
     let path = paths.lock();
     let file = OpenOptions::new()
         .create(true)

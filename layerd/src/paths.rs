@@ -71,6 +71,12 @@ impl Paths {
         self.run().join("mounts")
     }
 
+    /// Folders that only root may enter. In them are files of whole systems, setuid programs among them, and what is
+    /// written into compositions.
+    pub(crate) fn private(&self) -> [PathBuf; 5] {
+        ["run", "rw", "layers", "segments", "tmp"].map(|name| self.root.join(name))
+    }
+
     /// Folder of what describes a layer.
     pub(crate) fn layer(&self, layer: &Digest) -> PathBuf {
         self.root.join("layers").join(layer.to_hex())

@@ -55,7 +55,7 @@ pub(crate) fn detach(point: &Path) {
     }
 }
 
-fn signal(pid: u32, signal: Signal) {
+pub(crate) fn signal(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
     // It may have ended by itself.
     if let Err(error) = kill_process(pid, signal) {

@@ -9,7 +9,7 @@ use layerd_client::api::ErrorKind;
 use layerd_client::client::ClientError;
 use rustix::process::Signal;
 
-use crate::daemon::{Daemon, mounts_below, processes_of};
+use crate::daemon::{Daemon, mounts_below, processes_of, signal};
 use crate::fixture::World;
 
 fn refused(error: ClientError) -> (ErrorKind, String) {
@@ -122,4 +122,72 @@ fn a_second_daemon_is_refused_and_a_stale_socket_replaced() {
     let text = run(other);
     assert!(text.contains("another layerd answers"), "{text}");
     daemon.mount(&["base/t:1"], &world.folder("mnt"), false);
+}
+
+#[test]
+fn only_root_has_a_way_to_what_is_kept_and_written() {
+    let world = World::new();
+    world.publish_data(1);
+    let cache = world.folder("cache");
+    // Left by an earlier version.
+    fs::create_dir(cache.join("rw")).unwrap();
+    fs::set_permissions(cache.join("rw"), fs::Permissions::from_mode(0o755)).unwrap();
+    let daemon = Daemon::start(world.dir.path(), &[world.origin_url()], &[]);
+    daemon.mount(&["base/t:1"], &world.folder("mnt"), true);
+    let mut folders = Vec::new();
+    for entry in fs::read_dir(&cache).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_dir() {
+            let mode = entry.metadata().unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o700, "{}", entry.path().display());
+            folders.push(entry.file_name().into_string().unwrap());
+        }
+    }
+    folders.sort_unstable();
+    assert_eq!(folders, ["layers", "run", "rw", "segments", "tmp"]);
+}
+
+#[test]
+fn a_stopped_data_plane_does_not_hold_up_the_end() {
+    let world = World::new();
+    world.publish_data(1);
+    let mut daemon = Daemon::start(world.dir.path(), &[world.origin_url()], &[]);
+    daemon.mount(&["base/t:1"], &world.folder("mnt"), false);
+    signal(daemon.stats().data_plane_pid.unwrap(), Signal::STOP);
+    assert!(daemon.end(Signal::TERM));
+    assert_eq!(mounts_below(world.dir.path()), [""; 0]);
+    assert_eq!(processes_of(world.dir.path()), [0; 0]);
+}
+
+#[test]
+fn a_client_waits_for_a_daemon_that_is_being_started() {
+    let world = World::new();
+    let mut daemon = Daemon::start(world.dir.path(), &[world.origin_url()], &[]);
+    assert!(daemon.end(Signal::USR1));
+    let mut next = daemon.command().spawn().unwrap();
+    let mounts = daemon.client().mounts();
+    signal(next.id(), Signal::TERM);
+    next.wait().unwrap();
+    assert_eq!(mounts.unwrap().mounts, []);
+}
+
+#[test]
+fn a_failed_mount_leaves_nothing_behind() {
+    let world = World::new();
+    world.publish_data(1);
+    let daemon = Daemon::start(world.dir.path(), &[world.origin_url()], &[]);
+    // A file where the folder for writes should be.
+    let rw = daemon.cache().join("rw");
+    fs::remove_dir(&rw).unwrap();
+    fs::write(&rw, b"").unwrap();
+    daemon
+        .try_mount(&["base/t:1"], &world.folder("mnt"), true)
+        .unwrap_err();
+    let records = daemon.cache().join("run/mounts");
+    assert_eq!(fs::read_dir(records).unwrap().count(), 0);
+    assert_eq!(
+        mounts_below(world.dir.path()).len(),
+        1,
+        "only the FUSE mount"
+    );
 }
