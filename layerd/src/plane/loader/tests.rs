@@ -1,7 +1,4 @@
-#![expect(
-    clippy::unwrap_used,
-    reason = "helpers of tests fail by panicking, as tests do"
-)]
+//! A loader between a reader and the control process, without a kernel.
 
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{self, Receiver};
