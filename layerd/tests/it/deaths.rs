@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use layerd_client::api::MountState;
@@ -223,4 +224,36 @@ fn killed_under_load_readers_get_right_bytes_or_errors_and_nobody_hangs() {
         });
         assert!(right > 1 << 20);
     }
+}
+
+#[test]
+fn a_lost_connection_is_made_again_while_the_data_plane_lives_on() {
+    let world = World::new();
+    let (_, data) = world.publish_data(16);
+    let web = Web::serve(&world.origin(), Duration::from_millis(5));
+    let daemon = Daemon::start(world.dir.path(), &[web.url()], &[]);
+    let mnt = world.folder("mnt");
+    daemon.mount(&["base/t:1"], &mnt, false);
+    let plane = daemon.stats().data_plane_pid;
+    let socket = daemon.cache().join("run/data-plane.sock");
+    std::thread::scope(|scope| {
+        let path = mnt.join("data");
+        let reader = scope.spawn(move || read_whole(&path));
+        for round in 1..=8 {
+            web.wait_for_pack_requests(round);
+            // The newest connection wins, so this ends the control process's.
+            drop(UnixStream::connect(&socket).unwrap());
+            until("there is a connection again", || {
+                daemon
+                    .log()
+                    .matches("connected to the data plane again")
+                    .count() as u64
+                    >= round
+            });
+        }
+        assert!(reader.join().unwrap().unwrap() == data);
+    });
+    assert_eq!(daemon.stats().data_plane_pid, plane);
+    let mounts = daemon.client().mounts().unwrap().mounts;
+    assert_eq!(mounts[0].state, MountState::Alive);
 }
