@@ -3,12 +3,15 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use layerd_client::api::MountState;
 use rustix::process::Signal;
 
-use crate::daemon::{Daemon, drop_pages, mounts_below, processes_of, read_cold, read_whole, until};
+use crate::daemon::{
+    Daemon, detach, drop_pages, mounts_below, processes_of, read_cold, read_whole, until,
+};
 use crate::fixture::World;
 use crate::web::Web;
 
@@ -256,4 +259,26 @@ fn a_lost_connection_is_made_again_while_the_data_plane_lives_on() {
     assert_eq!(daemon.stats().data_plane_pid, plane);
     let mounts = daemon.client().mounts().unwrap().mounts;
     assert_eq!(mounts[0].state, MountState::Alive);
+}
+
+#[test]
+fn somebody_elses_overlay_at_a_recorded_place_is_left_alone() {
+    let world = World::new();
+    world.publish_data(1);
+    let mut daemon = Daemon::start(world.dir.path(), &[world.origin_url()], &[]);
+    let mnt = world.folder("mnt");
+    daemon.mount(&["base/t:1"], &mnt, true);
+    assert!(daemon.end(Signal::USR1));
+    detach(&mnt);
+    let (a, b) = (world.folder("a"), world.folder("b"));
+    let lowers = format!("lowerdir={}:{}", a.display(), b.display());
+    let mounted = Command::new("mount")
+        .args(["-t", "overlay", "dsec-0123456789abcdef", "-o", &lowers])
+        .arg(&mnt)
+        .status()
+        .unwrap();
+    assert!(mounted.success());
+    daemon.restart();
+    assert_eq!(daemon.client().mounts().unwrap().mounts, []);
+    assert_eq!(mounts_below(&mnt).len(), 1);
 }
