@@ -446,7 +446,7 @@ impl Shared {
         let Some(len) = self.plain_len(&digest) else {
             return;
         };
-        match self.files.read(&digest, frame_len_max(len)) {
+        match self.files.read(&digest, frame::frame_len_max(len)) {
             Ok(Some(frame)) => self.decode(digest, &frame, Source::Cache),
             Ok(None) => self.ask(&digest),
             Err(error) => {
@@ -651,11 +651,6 @@ impl Shared {
             state = self.lock();
         }
     }
-}
-
-/// Longest frame of a segment: zstd's worst case, generously.
-fn frame_len_max(plain_len: u64) -> u64 {
-    plain_len + plain_len / 128 + 1024
 }
 
 #[cfg(test)]
