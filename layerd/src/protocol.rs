@@ -46,6 +46,8 @@ pub(crate) struct Cost {
     pub(crate) retries: u64,
     /// Bytes received.
     pub(crate) bytes: u64,
+    /// Plain bytes of the segments in them.
+    pub(crate) plain_bytes: u64,
 }
 
 impl Cost {
@@ -54,6 +56,7 @@ impl Cost {
         Counters {
             remote_requests: self.requests,
             remote_bytes: self.bytes,
+            fetched_plain_bytes: self.plain_bytes,
             retries: self.retries,
             ..Counters::default()
         }

@@ -82,7 +82,7 @@ pub struct Counters {
     pub cache_misses: u64,
     /// Segments whose bytes did not have the right digest, wherever they came from. None of those bytes was served.
     pub verify_failures: u64,
-    /// Plain bytes of segments that came from an origin and were verified.
+    /// Plain bytes of the segments that came from an origin.
     pub fetched_plain_bytes: u64,
     /// Distinct 4 KiB blocks of file data that the kernel asked for, in bytes (its read-ahead within files included).
     pub needed_bytes: u64,

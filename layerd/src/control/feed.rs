@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use imgstore::fetch::origins::OriginSet;
+use imgstore::fetch::plan::with_partner;
 use imgstore::fetch::queue::{Delivery, FetchError, FetchQueue, Priority};
 use imgstore::ids::{Digest, to_u64};
 use imgstore::origin::OriginError;
@@ -116,6 +117,14 @@ impl Feed {
     fn need(&self, digest: Digest, indexes: Vec<usize>, priority: Priority) {
         let again = priority == Priority::Again;
         if let Some(layer) = self.target.layers.get(&digest).filter(|_| !again) {
+            let indexes = match *indexes {
+                [index] if priority == Priority::Demand => {
+                    let files = self.target.cache.files();
+                    // A disk that cannot tell is treated as empty: the partner comes once more than needed.
+                    with_partner(&layer, index, |d| files.contains(d).unwrap_or(false))
+                }
+                _ => indexes,
+            };
             self.queue.push(&layer, &indexes, priority);
             return;
         }
@@ -144,6 +153,16 @@ impl Feed {
     }
 }
 
+/// Plain bytes of the segments in a range.
+fn plain_bytes(delivery: &Delivery) -> u64 {
+    let segments = &delivery.layer.manifest.segments;
+    let parts = delivery.plan.parts.iter();
+    parts
+        .filter_map(|part| segments.get(part.index))
+        .map(imgstore::format::manifest::Segment::len)
+        .sum()
+}
+
 impl Target {
     fn plane(&self) -> MutexGuard<'_, Option<Arc<PlaneLink>>> {
         self.plane.lock().unwrap_or_else(PoisonError::into_inner)
@@ -168,6 +187,10 @@ impl Target {
             requests: delivery.spent.requests,
             retries: delivery.spent.retries,
             bytes: delivery.spent.bytes,
+            plain_bytes: match delivery.outcome {
+                Ok(_) => plain_bytes(delivery),
+                Err(_) => 0,
+            },
         };
         match &delivery.outcome {
             Ok(fetched) => self.hand_over(delivery, &fetched.bytes, &fetched.origin, cost),

@@ -537,10 +537,8 @@ impl Shared {
             Vec::new()
         };
         drop(state);
-        let len = imgstore::ids::to_u64(plain.len());
         let from_origin = matches!(source, Source::Origin(_));
         entry.place.layer.count(|c| {
-            c.fetched_plain_bytes += if from_origin { len } else { 0 };
             c.prefetched_segments += u64::from(entry.prefetch);
         });
         for waiter in entry.waiters {
