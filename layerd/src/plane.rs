@@ -14,6 +14,7 @@ mod image;
 mod layer;
 mod link;
 mod loader;
+mod loose;
 mod lru;
 mod meta;
 mod pages;

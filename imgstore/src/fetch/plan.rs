@@ -12,8 +12,8 @@ use crate::store::layer::Layer;
 /// Most stored bytes in one request.
 pub const RANGE_BYTES_MAX: u64 = 2 << 20;
 
-/// A segment longer than this (plain bytes) is fetched alone: a quarter more than the usual segment.
-const PAIRED_BYTES_MAX: u64 = 320 << 10;
+/// A frame longer than this (stored bytes) is fetched alone: a second one would take longer than a round trip.
+const PAIRED_BYTES_MAX: u64 = 160 << 10;
 
 /// A demanded segment and, if it is worth it, the other half of its aligned pair (0 and 1, 2 and 3, …).
 ///
@@ -26,13 +26,17 @@ pub fn with_partner(layer: &Layer, index: usize, cached: impl Fn(&Digest) -> boo
     let (Some(a), Some(b)) = (segments.get(first), segments.get(second)) else {
         return vec![index];
     };
-    let short = a.len() <= PAIRED_BYTES_MAX && b.len() <= PAIRED_BYTES_MAX;
     let partner = if index == first { b } else { a };
-    let adjacent = match (layer.placement.find(first), layer.placement.find(second)) {
-        (Some((p, at)), Some((q, next))) => p.digest == q.digest && at.start + at.len == next.start,
+    let worth_it = match (layer.placement.find(first), layer.placement.find(second)) {
+        (Some((p, at)), Some((q, next))) => {
+            p.digest == q.digest
+                && at.start + at.len == next.start
+                && at.len <= PAIRED_BYTES_MAX
+                && next.len <= PAIRED_BYTES_MAX
+        }
         _ => false,
     };
-    if short && adjacent && !cached(&partner.digest()) {
+    if worth_it && !cached(&partner.digest()) {
         vec![first, second]
     } else {
         vec![index]
@@ -136,6 +140,47 @@ mod tests {
             .iter()
             .map(|p| (p.range.start, p.range.len, p.parts.len()))
             .collect()
+    }
+
+    #[test]
+    fn a_lone_segment_brings_its_partner_if_that_costs_no_request() {
+        use crate::format::manifest::{Blob, FORMAT, Manifest, Segment, Totals};
+        let blob = Blob {
+            digest: Digest::of(b""),
+            size: 4096,
+        };
+        let segment = |n: u8| Segment(Digest::of(&[n]), 262_144);
+        let manifest = Manifest {
+            chunks: blob,
+            features_compat: Vec::new(),
+            features_incompat: Vec::new(),
+            format: FORMAT,
+            meta: blob,
+            segments: (0..7).map(segment).collect(),
+            totals: Totals::default(),
+        };
+        // 3 is long; 4 and 5 do not touch; 6 has no partner.
+        let spots = [
+            (0, 0, 10),
+            (0, 10, 10),
+            (0, 20, 10),
+            (0, 30, 170_000),
+            (0, 200_000, 10),
+            (0, 200_020, 10),
+            (0, 200_030, 10),
+        ];
+        let layer = Layer {
+            digest: Digest::of(b"layer"),
+            manifest,
+            placement: placement(&spots),
+        };
+        let none = |_: &Digest| false;
+        assert_eq!(with_partner(&layer, 0, none), [0, 1]);
+        assert_eq!(with_partner(&layer, 1, none), [0, 1]);
+        assert_eq!(with_partner(&layer, 1, |d| *d == Digest::of(&[0])), [1]);
+        for alone in [2, 3, 4, 5, 6] {
+            assert_eq!(with_partner(&layer, alone, none), [alone]);
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! A frame goes to the data plane before it is written to the cache: the reader waits for the first, not for the second.
 //! Neither is verified here. When a pack is gone, the placement is read again once, for it may have moved.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,6 +33,8 @@ struct Target {
     plane: Mutex<Option<Arc<PlaneLink>>>,
     warned: Mutex<Option<Instant>>,
     unwarned: AtomicU64,
+    /// Segments that were handed over and are not in the cache yet: nobody's partner needs to fetch them again.
+    handed: Mutex<HashSet<Digest>>,
 }
 
 /// See the head of this file.
@@ -57,6 +60,7 @@ impl Feed {
             plane: Mutex::new(None),
             warned: Mutex::new(None),
             unwarned: AtomicU64::new(0),
+            handed: Mutex::new(HashSet::new()),
         });
         let sink = Arc::clone(&target);
         let queue = FetchQueue::new(
@@ -119,9 +123,7 @@ impl Feed {
         if let Some(layer) = self.target.layers.get(&digest).filter(|_| !again) {
             let indexes = match *indexes {
                 [index] if priority == Priority::Demand => {
-                    let files = self.target.cache.files();
-                    // A disk that cannot tell is treated as empty: the partner comes once more than needed.
-                    with_partner(&layer, index, |d| files.contains(d).unwrap_or(false))
+                    with_partner(&layer, index, |partner| self.target.has(partner))
                 }
                 _ => indexes,
             };
@@ -168,6 +170,16 @@ impl Target {
         self.plane.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn handed(&self) -> MutexGuard<'_, HashSet<Digest>> {
+        self.handed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a segment is in the cache or on its way there. A disk that cannot tell is treated as empty: the segment
+    /// comes once more than needed.
+    fn has(&self, digest: &Digest) -> bool {
+        self.handed().contains(digest) || self.cache.files().contains(digest).unwrap_or(false)
+    }
+
     fn send(&self, message: &ToData, bytes: &[u8]) {
         let plane = self.plane().clone();
         if let Some(plane) = plane {
@@ -212,6 +224,8 @@ impl Target {
                 Some((segment.digest(), part.offset, frame?))
             })
             .collect();
+        self.handed()
+            .extend(frames.iter().map(|(digest, ..)| *digest));
         for (digest, offset, frame) in &frames {
             let from = Provenance {
                 origin: origin.to_owned(),
@@ -239,6 +253,11 @@ impl Target {
                 }
             }
         }
+        let mut handed = self.handed();
+        for (digest, ..) in &frames {
+            handed.remove(digest);
+        }
+        drop(handed);
         self.count(Some(layer.digest), written);
     }
 

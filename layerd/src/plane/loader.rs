@@ -19,6 +19,7 @@ use imgstore::store::cache::SegmentFiles;
 
 use super::layer::LayerState;
 use super::link::Link;
+use super::loose::Loose;
 use super::lru::{Plain, PlainLru};
 use super::pending::{Entry, OnSegment, Pending, Place, Stage, Waiter};
 use crate::protocol::{Provenance, ToControl};
@@ -59,6 +60,7 @@ impl Task {
 
 struct State {
     lru: PlainLru,
+    loose: Loose,
     pending: Pending,
     demand: VecDeque<Task>,
     prefetch: VecDeque<Task>,
@@ -114,6 +116,7 @@ impl Loader {
             patience: settings.patience,
             state: Mutex::new(State {
                 lru: PlainLru::new(settings.memory_bytes_max),
+                loose: Loose::default(),
                 pending: Pending::default(),
                 demand: VecDeque::new(),
                 prefetch: VecDeque::new(),
@@ -235,7 +238,7 @@ impl Loader {
     pub(crate) fn frame(&self, digest: Digest, frame: Vec<u8>, from: Provenance) {
         let mut state = self.shared.lock();
         let Some(entry) = state.pending.entries.get_mut(&digest) else {
-            // Nobody waits any more; it is in the cache on disk by now.
+            state.loose.keep(digest, frame, from);
             return;
         };
         tracing::trace!(?digest, "frame came");
@@ -301,6 +304,28 @@ enum Joined {
 }
 
 impl State {
+    /// Makes a task of the frame of a pending segment, if it came by itself.
+    fn decode_loose(&mut self, digest: &Digest) -> bool {
+        let Some(entry) = self.pending.entries.get_mut(digest) else {
+            return false;
+        };
+        let Some((frame, from)) = self.loose.take(digest) else {
+            return false;
+        };
+        entry.stage = Stage::Decoding;
+        let queue = if entry.prefetch {
+            &mut self.prefetch
+        } else {
+            &mut self.demand
+        };
+        queue.push_back(Task::Decode {
+            digest: *digest,
+            frame,
+            from,
+        });
+        true
+    }
+
     /// Adds a reader to a segment that is not in memory.
     fn join(&mut self, digest: Digest, waiter: Waiter) -> Joined {
         let Some(entry) = self.pending.entries.get_mut(&digest) else {
@@ -390,6 +415,10 @@ impl Shared {
             // A disk that fails is treated like a cache without the segment.
             let there = self.files.contains(&digest).unwrap_or(false);
             let mut state = self.lock();
+            if state.decode_loose(&digest) {
+                self.work.notify_one();
+                continue;
+            }
             let Some(entry) = state.pending.entries.get_mut(&digest) else {
                 continue;
             };
