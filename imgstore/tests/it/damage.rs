@@ -32,6 +32,17 @@ fn published() -> (MemOrigin, Digest) {
     (origin, layer)
 }
 
+/// What `verify` says is wrong: the damaged objects, or why the layer cannot be opened.
+fn damaged_objects(origin: &MemOrigin, layer: &Digest) -> String {
+    match verify::verify(origin, layer, &|_, _| ()) {
+        Ok(report) => {
+            let objects: Vec<String> = report.damage.into_iter().map(|d| d.object).collect();
+            objects.join(" ")
+        }
+        Err(e) => e.to_string(),
+    }
+}
+
 /// One bit flipped in, or the end cut off, any object: loading or verifying says so and names the object.
 #[test]
 fn any_damage_is_found_and_named() {
@@ -56,15 +67,7 @@ fn any_damage_is_found_and_named() {
                     object[at] ^= 0x10
                 }
             });
-            let found = match verify::verify(&origin, &layer, &|_, _| ()) {
-                Ok(report) => report
-                    .damage
-                    .iter()
-                    .map(|d| d.object.clone())
-                    .collect::<Vec<_>>()
-                    .join(" "),
-                Err(e) => e.to_string(),
-            };
+            let found = damaged_objects(&origin, &layer);
             assert!(
                 found.contains(name),
                 "damage at {at} of `{name}` (cut {cut}): `{found}`"
@@ -87,15 +90,7 @@ fn missing_objects_are_named() {
         .filter(|n| !n.starts_with("tags/") && *n != "index.json")
     {
         origin.tamper(|objects| drop(objects.remove(name)));
-        let found = match verify::verify(&origin, &layer, &|_, _| ()) {
-            Ok(report) => report
-                .damage
-                .iter()
-                .map(|d| d.object.clone())
-                .collect::<Vec<_>>()
-                .join(" "),
-            Err(e) => e.to_string(),
-        };
+        let found = damaged_objects(&origin, &layer);
         assert!(
             found.contains(name) || found.contains("no layer"),
             "`{name}`: {found}"
