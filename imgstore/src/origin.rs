@@ -13,6 +13,7 @@ pub mod url;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// A half-open range of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,6 +44,28 @@ pub enum OriginError {
         /// The object's name; empty when the origin itself could not be opened.
         object: String,
         /// What failed.
+        reason: String,
+    },
+    /// The origin asks to be left alone for a while (429, 503 with Retry-After, SlowDown); a retry after that may help.
+    #[error("origin `{origin}` is busy and could not {}: {reason}", task(object))]
+    Busy {
+        /// The origin's address.
+        origin: String,
+        /// The object's name.
+        object: String,
+        /// What it said.
+        reason: String,
+        /// How long it wants to be left alone, where it said so.
+        retry_after: Option<Duration>,
+    },
+    /// The origin refuses who asks: no credentials, wrong ones, or expired ones. Asking again with the same ones does not help.
+    #[error("origin `{origin}` refused `{object}`: {reason}")]
+    Denied {
+        /// The origin's address.
+        origin: String,
+        /// The object's name; empty when the origin itself could not be opened.
+        object: String,
+        /// What it said, and where credentials are looked for.
         reason: String,
     },
     /// The origin answered with something that is not the object: wrong range, length or encoding.
@@ -80,7 +103,10 @@ fn task(object: &str) -> String {
 impl OriginError {
     /// Whether asking again can help.
     pub const fn is_transient(&self) -> bool {
-        matches!(self, Self::Unavailable { .. } | Self::WrongAnswer { .. })
+        matches!(
+            self,
+            Self::Unavailable { .. } | Self::Busy { .. } | Self::WrongAnswer { .. }
+        )
     }
 }
 
@@ -91,6 +117,17 @@ pub enum Created {
     New,
     /// An object of that name was there already and was left alone.
     Existed,
+}
+
+/// What an origin knows of an object without reading it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectInfo {
+    /// The object's name.
+    pub name: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// When it was created or replaced, by the origin's own clock.
+    pub modified: SystemTime,
 }
 
 /// Named immutable objects. Implementations are used from many threads at once.
@@ -161,6 +198,30 @@ pub trait Origin: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// As [`OriginError`] says.
     fn size(&self, object: &str) -> Result<u64, OriginError>;
+
+    /// As [`Origin::list`], with sizes and ages: what collecting garbage needs.
+    ///
+    /// # Errors
+    /// [`OriginError::Unsupported`] where the origin cannot tell.
+    fn list_info(&self, prefix: &str) -> Result<Vec<ObjectInfo>, OriginError> {
+        let _: &str = prefix;
+        Err(OriginError::Unsupported {
+            origin: self.address(),
+            what: "tell the age of its objects",
+        })
+    }
+
+    /// Removes an object; one that is gone already is no error.
+    ///
+    /// # Errors
+    /// [`OriginError::Unsupported`] on read-only origins, else [`OriginError::Unavailable`].
+    fn remove(&self, object: &str) -> Result<(), OriginError> {
+        let _: &str = object;
+        Err(OriginError::Unsupported {
+            origin: self.address(),
+            what: "remove objects",
+        })
+    }
 
     /// A folder on the origin's own file system for large temporary files, if it has one.
     fn staging(&self) -> Option<PathBuf> {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{ByteRange, Created, Origin, OriginError};
+use super::{ByteRange, Created, ObjectInfo, Origin, OriginError};
 use crate::ids::to_u64;
 
 /// What went over the wire.
@@ -74,6 +74,14 @@ impl Origin for CountingOrigin {
 
     fn list(&self, prefix: &str) -> Result<Vec<String>, OriginError> {
         self.inner.list(prefix)
+    }
+
+    fn list_info(&self, prefix: &str) -> Result<Vec<ObjectInfo>, OriginError> {
+        self.inner.list_info(prefix)
+    }
+
+    fn remove(&self, object: &str) -> Result<(), OriginError> {
+        self.inner.remove(object)
     }
 
     fn size(&self, object: &str) -> Result<u64, OriginError> {

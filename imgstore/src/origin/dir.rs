@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::{ByteRange, Created, Origin, OriginError};
+use super::{ByteRange, Created, ObjectInfo, Origin, OriginError};
 use crate::format::names;
 use crate::ids::{to_u64, to_usize};
 
@@ -245,6 +245,32 @@ impl Origin for DirOrigin {
     fn list(&self, prefix: &str) -> Result<Vec<String>, OriginError> {
         self.list_io(prefix)
             .map_err(|e| self.unavailable(prefix, &e))
+    }
+
+    fn list_info(&self, prefix: &str) -> Result<Vec<ObjectInfo>, OriginError> {
+        let mut out = Vec::new();
+        for name in self.list(prefix)? {
+            let meta = match fs::symlink_metadata(self.path(&name)) {
+                Ok(meta) => meta,
+                // Removed since it was listed.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                Err(e) => return Err(self.unavailable(&name, &e)),
+            };
+            let modified = meta.modified().map_err(|e| self.unavailable(&name, &e))?;
+            out.push(ObjectInfo {
+                name,
+                size: meta.len(),
+                modified,
+            });
+        }
+        Ok(out)
+    }
+
+    fn remove(&self, object: &str) -> Result<(), OriginError> {
+        match fs::remove_file(self.path(object)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(self.unavailable(object, &e)),
+            _ => Ok(()),
+        }
     }
 
     fn size(&self, object: &str) -> Result<u64, OriginError> {

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
-use super::{ByteRange, Created, Origin, OriginError};
+use super::{ByteRange, Created, ObjectInfo, Origin, OriginError};
 use crate::format::names;
 use crate::ids::{to_u64, to_usize};
 
@@ -13,6 +14,8 @@ use crate::ids::{to_u64, to_usize};
 #[derive(Debug, Default)]
 pub struct MemOrigin {
     objects: Mutex<BTreeMap<String, Vec<u8>>>,
+    /// When objects were written. What is not here (tampered with) is as old as can be.
+    written: Mutex<BTreeMap<String, SystemTime>>,
     /// After that an object may have any bytes.
     tampered: AtomicBool,
 }
@@ -31,6 +34,15 @@ impl MemOrigin {
     pub fn tamper(&self, change: impl FnOnce(&mut BTreeMap<String, Vec<u8>>)) {
         self.tampered.store(true, Ordering::Relaxed);
         change(&mut self.lock());
+    }
+
+    /// Makes an object as old as `modified` says.
+    pub fn age(&self, object: &str, modified: SystemTime) {
+        self.times().insert(object.to_owned(), modified);
+    }
+
+    fn times(&self) -> MutexGuard<'_, BTreeMap<String, SystemTime>> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn get(&self, object: &str) -> Result<Vec<u8>, OriginError> {
@@ -100,11 +112,32 @@ impl Origin for MemOrigin {
             return Ok(Created::Existed);
         }
         objects.insert(object.to_owned(), bytes);
+        self.age(object, SystemTime::now());
         Ok(Created::New)
     }
 
     fn replace(&self, object: &str, content: &[u8]) -> Result<(), OriginError> {
         self.lock().insert(object.to_owned(), content.to_vec());
+        self.age(object, SystemTime::now());
+        Ok(())
+    }
+
+    fn list_info(&self, prefix: &str) -> Result<Vec<ObjectInfo>, OriginError> {
+        let objects = self.lock();
+        let times = self.times();
+        Ok(objects
+            .iter()
+            .filter(|(name, _)| name.starts_with(prefix))
+            .map(|(name, bytes)| ObjectInfo {
+                name: name.clone(),
+                size: to_u64(bytes.len()),
+                modified: times.get(name).copied().unwrap_or(SystemTime::UNIX_EPOCH),
+            })
+            .collect())
+    }
+
+    fn remove(&self, object: &str) -> Result<(), OriginError> {
+        self.lock().remove(object);
         Ok(())
     }
 
