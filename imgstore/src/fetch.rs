@@ -5,5 +5,6 @@
 //! Nothing here looks into a frame: verification is the part of whoever decodes it.
 
 pub mod origins;
+pub mod pace;
 pub mod plan;
 pub mod queue;

@@ -19,15 +19,23 @@ const PAIRED_BYTES_MAX: u64 = 160 << 10;
 ///
 /// A round trip to an origin costs about as much as a second small segment, and neighbours are wanted together more often
 /// than not: with pairs, importing numpy takes a third fewer requests for a seventh more bytes (`docs/benchmarks.md`). The
-/// partner comes along only if it lies next to the segment in the same pack and `cached` does not have it.
-pub fn with_partner(layer: &Layer, index: usize, cached: impl Fn(&Digest) -> bool) -> Vec<usize> {
+/// partner comes along only if it lies next to the segment in the same pack and `wanted` says so of its digest and stored length.
+pub fn with_partner(
+    layer: &Layer,
+    index: usize,
+    wanted: impl Fn(&Digest, u64) -> bool,
+) -> Vec<usize> {
     let (first, second) = (index & !1, index | 1);
     let segments = &layer.manifest.segments;
     let (Some(a), Some(b)) = (segments.get(first), segments.get(second)) else {
         return vec![index];
     };
-    let partner = if index == first { b } else { a };
-    let worth_it = match (layer.placement.find(first), layer.placement.find(second)) {
+    let (partner, spare) = if index == first {
+        (b, second)
+    } else {
+        (a, first)
+    };
+    let touching = match (layer.placement.find(first), layer.placement.find(second)) {
         (Some((p, at)), Some((q, next))) => {
             p.digest == q.digest
                 && at.start + at.len == next.start
@@ -36,7 +44,8 @@ pub fn with_partner(layer: &Layer, index: usize, cached: impl Fn(&Digest) -> boo
         }
         _ => false,
     };
-    if worth_it && !cached(&partner.digest()) {
+    let spare = layer.placement.find(spare).map_or(0, |(_, at)| at.len);
+    if touching && wanted(&partner.digest(), spare) {
         vec![first, second]
     } else {
         vec![index]
@@ -174,12 +183,12 @@ mod tests {
             manifest,
             placement: placement(&spots),
         };
-        let none = |_: &Digest| false;
-        assert_eq!(with_partner(&layer, 0, none), [0, 1]);
-        assert_eq!(with_partner(&layer, 1, none), [0, 1]);
-        assert_eq!(with_partner(&layer, 1, |d| *d == Digest::of(&[0])), [1]);
+        let any = |_: &Digest, len: u64| len == 10;
+        assert_eq!(with_partner(&layer, 0, any), [0, 1]);
+        assert_eq!(with_partner(&layer, 1, any), [0, 1]);
+        assert_eq!(with_partner(&layer, 1, |_, _| false), [1]);
         for alone in [2, 3, 4, 5, 6] {
-            assert_eq!(with_partner(&layer, alone, none), [alone]);
+            assert_eq!(with_partner(&layer, alone, |_, _| true), [alone]);
         }
     }
 

@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::origins::{Fetched, OriginSet, Spent};
+use super::pace::Pace;
 use super::plan::{RANGE_BYTES_MAX, RangePlan, plan};
 use crate::format::manifest::Segment;
 use crate::format::names;
@@ -100,6 +101,7 @@ struct Shared {
     patience: Duration,
     state: Mutex<State>,
     work: Condvar,
+    pace: Pace,
 }
 
 /// See the head of this file.
@@ -151,8 +153,12 @@ impl Shared {
             let first = usize::from(job.priority == Priority::Again);
             let object = names::pack(&job.plan.pack);
             tracing::trace!(segments = job.plan.parts.len(), "fetching");
-            let deadline = Instant::now() + self.patience;
+            let start = Instant::now();
+            let deadline = start + self.patience;
             let (outcome, spent) = self.origins.fetch(&object, job.plan.range, first, deadline);
+            if outcome.is_ok() && spent.requests == 1 {
+                self.pace.record(job.plan.range.len, start.elapsed());
+            }
             // Forgotten before it is delivered: whoever gets the segment and loses it again may ask at once.
             let mut state = self.lock();
             state.prefetching -= usize::from(prefetch);
@@ -181,8 +187,14 @@ impl FetchQueue {
                 patience,
                 state: Mutex::new(State::default()),
                 work: Condvar::new(),
+                pace: Pace::default(),
             }),
         }
+    }
+
+    /// Whether so many more bytes in a request are cheaper than another request, as far as the origins have shown.
+    pub fn worth(&self, bytes: u64) -> bool {
+        self.shared.pace.worth(bytes)
     }
 
     /// A reader now waits for segments that were asked for as prefetch: their ranges come next, if they still wait.

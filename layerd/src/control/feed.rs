@@ -123,7 +123,9 @@ impl Feed {
         if let Some(layer) = self.target.layers.get(&digest).filter(|_| !again) {
             let indexes = match *indexes {
                 [index] if priority == Priority::Demand => {
-                    with_partner(&layer, index, |partner| self.target.has(partner))
+                    with_partner(&layer, index, |partner, bytes| {
+                        self.queue.worth(bytes) && !self.target.has(partner)
+                    })
                 }
                 _ => indexes,
             };
