@@ -6,6 +6,7 @@ pub mod flat;
 pub mod frame;
 pub mod manifest;
 pub mod names;
+pub mod overlaybd;
 pub mod placement;
 pub mod tag;
 

@@ -5,10 +5,12 @@
 //! [`fetch`] brings segments in on demand. No module here mounts anything or runs a daemon.
 
 pub mod build;
+pub mod disk;
 pub mod fetch;
 pub mod format;
 pub mod ids;
 pub mod image;
+pub mod media;
 pub mod origin;
 pub mod source;
 pub mod store;

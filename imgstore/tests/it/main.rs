@@ -14,6 +14,7 @@ mod golden;
 mod kernel_mount;
 mod model;
 mod observe;
+mod overlaybd_golden;
 mod random_tree;
 mod source_directory;
 mod source_export;
