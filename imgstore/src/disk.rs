@@ -4,7 +4,10 @@
 //! answers from; [`stack`] is the disk. Nothing is ever written to a lower layer.
 
 pub mod layer;
+pub mod live_map;
 pub mod map;
+pub mod pair;
+pub mod seal;
 pub mod stack;
 pub mod zfile;
 

@@ -7,6 +7,7 @@ use super::DiskError;
 use super::layer::Layer;
 use super::map::{Map, Piece};
 use crate::format::overlaybd::SECTOR;
+use crate::format::overlaybd::record::Record;
 use crate::ids::{to_u64, to_usize};
 use crate::media::Media;
 
@@ -89,6 +90,16 @@ impl Stack {
     /// The merged index.
     pub const fn map(&self) -> &Map {
         &self.map
+    }
+
+    /// Fills a buffer with a mapped record's data.
+    ///
+    /// # Errors
+    /// What the layer's medium said.
+    pub fn read_record(&self, record: Record, buffer: &mut [u8]) -> io::Result<()> {
+        let media = self.media.get(usize::from(record.layer()));
+        let media = media.ok_or(io::ErrorKind::InvalidData)?;
+        media.read_at(buffer, record.place() * SECTOR)
     }
 
     /// Fills `buffer` from `offset`, any offset and length within the disk.

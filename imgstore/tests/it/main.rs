@@ -15,6 +15,7 @@ mod kernel_mount;
 mod model;
 mod observe;
 mod overlaybd_golden;
+mod overlaybd_writing;
 mod random_tree;
 mod source_directory;
 mod source_export;
