@@ -3,7 +3,10 @@
 //! [`layer`] opens a file, whatever it is wrapped in; [`zfile`] decompresses; [`map`] is what the merged index of a stack
 //! answers from; [`stack`] is the disk. Nothing is ever written to a lower layer.
 
+pub mod device;
+pub mod folder;
 pub mod layer;
+pub mod live;
 pub mod live_map;
 pub mod map;
 pub mod pair;
@@ -57,12 +60,12 @@ pub enum DiskError {
 }
 
 impl DiskError {
-    fn io(what: &'static str, file: &str) -> impl FnOnce(io::Error) -> Self {
+    fn io(what: &'static str, file: &str) -> impl FnOnce(io::Error) -> Self + use<> {
         let file = file.to_owned();
         move |source| Self::Io { what, file, source }
     }
 
-    fn damaged(file: &str) -> impl FnOnce(FormatError) -> Self {
+    fn damaged(file: &str) -> impl FnOnce(FormatError) -> Self + use<> {
         let file = file.to_owned();
         move |source| Self::Damaged { file, source }
     }

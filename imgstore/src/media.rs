@@ -4,6 +4,7 @@
 
 pub mod file;
 pub mod mem;
+pub mod padded;
 pub mod power_cut;
 pub mod slice;
 

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use super::DiskError;
 use super::zfile::ZFileMedia;
 use crate::format::overlaybd::header::Header;
-use crate::format::overlaybd::record::{Record, parse_sealed};
+use crate::format::overlaybd::record::{Record, SECTORS_MAX, parse_sealed};
 use crate::format::overlaybd::{HEADER_BYTES, SECTOR, wrap, zfile};
 use crate::ids::{to_u64, to_usize};
 use crate::media::Media;
+use crate::media::padded::PaddedMedia;
 use crate::media::slice::SliceMedia;
 
 /// A sealed layer: its records, and the medium their places are in.
@@ -104,5 +105,40 @@ impl Layer {
             0 => u64::MAX,
             size => size.div_ceil(SECTOR),
         }
+    }
+}
+
+/// A disk image without any format, as the lowest layer: every sector maps to itself.
+impl Layer {
+    /// A raw image; `name` is for messages.
+    ///
+    /// # Errors
+    /// What the medium said.
+    pub fn raw(file: Arc<dyn Media>, name: &str) -> Result<Self, DiskError> {
+        let virtual_size = file.size().map_err(DiskError::io("read", name))?;
+        let media = PaddedMedia::new(file).map_err(DiskError::io("read", name))?;
+        let sectors = virtual_size.div_ceil(SECTOR);
+        let mut records = Vec::new();
+        let mut at = 0;
+        while at < sectors {
+            let step = (sectors - at).min(SECTORS_MAX);
+            records.push(Record::data(at, step, at, 0));
+            at += step;
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            media: Arc::new(media),
+            trailer: Header {
+                flags: 0,
+                index_offset: 0,
+                index_records: 0,
+                virtual_size,
+                uuid: None,
+                parent: None,
+                user_tag: Vec::new(),
+            },
+            records,
+            wrapping: Wrapping::default(),
+        })
     }
 }

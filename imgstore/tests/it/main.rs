@@ -9,6 +9,7 @@
 
 mod build;
 mod damage;
+mod disk_folder;
 mod fidelity;
 mod golden;
 mod kernel_mount;
