@@ -12,6 +12,7 @@ pub mod ids;
 pub mod image;
 pub mod media;
 pub mod origin;
+pub mod process;
 pub mod source;
 pub mod store;
 pub mod tree;

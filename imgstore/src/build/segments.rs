@@ -22,6 +22,7 @@ use crate::format::manifest::Segment;
 use crate::format::placement::Pack;
 use crate::ids::{BLOCK_SIZE, Digest, to_u64, to_usize};
 use crate::origin::{ByteRange, Origin};
+use crate::process::Process;
 use crate::source::content::ContentReader;
 use crate::tree::{InodeId, Kind, Tree};
 
@@ -197,7 +198,7 @@ impl PackWriter {
             Some(open) => open,
             None => {
                 let file = tempfile::Builder::new()
-                    .prefix("pack-")
+                    .prefix(&format!("{}pack-", Process::file_prefix()))
                     // It becomes an object as it is: as readable as every other, for a web server of another user.
                     .permissions(Permissions::from_mode(0o666))
                     .tempfile_in(&self.folder)

@@ -2,18 +2,27 @@
 //!
 //! Publishing writes a temporary file in the same file system, syncs it, and gives it its final name with `link(2)`,
 //! which fails if the name is taken: no object is overwritten, and none is visible half-written. Only the small mutable
-//! objects, and objects that were found damaged, are replaced, with `rename(2)`. Nothing depends on syncing a directory, which 3FS cannot do.
+//! objects, and objects that were found damaged, are replaced, with `rename(2)`. The directory is synced before the call
+//! returns, so that a tag never survives a power loss that what it names does not; where that cannot be done (3FS), names
+//! are durable by themselves. [`steps`] lets tests lose power in between.
 
+pub mod steps;
+
+use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::{ByteRange, Created, ObjectInfo, Origin, OriginError};
 use crate::format::names;
 use crate::ids::{to_u64, to_usize};
+use crate::process::Process;
+
+use steps::{Step, Steps};
 
 /// Age in which a temporary file of a build that still runs has long been written to: its packs grow, then get their names.
 const LEFTOVER_AGE: Duration = Duration::from_hours(48);
@@ -22,8 +31,12 @@ const LEFTOVER_AGE: Duration = Duration::from_hours(48);
 #[derive(Debug)]
 pub struct DirOrigin {
     root: PathBuf,
-    /// Makes temporary names unique within the process; the pid makes them unique on the host, and `create_new` elsewhere.
+    /// Makes temporary names unique within the process; the process makes them unique, and `create_new` makes sure.
     next_tmp: AtomicU64,
+    /// Folders whose own names are durable.
+    durable: Mutex<HashSet<PathBuf>>,
+    /// Told of every change, in tests.
+    steps: Option<Arc<dyn Steps>>,
 }
 
 /// A temporary file that is removed unless it is moved away.
@@ -40,15 +53,30 @@ impl Drop for TmpFile {
 }
 
 impl DirOrigin {
+    fn at(root: &Path) -> Self {
+        Self {
+            root: root.to_owned(),
+            next_tmp: AtomicU64::new(0),
+            durable: Mutex::default(),
+            steps: None,
+        }
+    }
+
+    /// The same, with someone who is told of every change before it is made.
+    #[must_use]
+    pub fn with_steps(self, steps: Arc<dyn Steps>) -> Self {
+        Self {
+            steps: Some(steps),
+            ..self
+        }
+    }
+
     /// Opens an existing directory.
     ///
     /// # Errors
     /// [`OriginError::Unavailable`] when it is missing or no directory.
     pub fn open(root: &Path) -> Result<Self, OriginError> {
-        let origin = Self {
-            root: root.to_owned(),
-            next_tmp: AtomicU64::new(0),
-        };
+        let origin = Self::at(root);
         match fs::metadata(root) {
             Ok(meta) if meta.is_dir() => Ok(origin),
             Ok(_) => Err(origin.unavailable("", &io::Error::from(io::ErrorKind::NotADirectory))),
@@ -61,11 +89,12 @@ impl DirOrigin {
     /// # Errors
     /// [`OriginError::Unavailable`] when it cannot be made.
     pub fn create_root(root: &Path) -> Result<Self, OriginError> {
-        let origin = Self {
-            root: root.to_owned(),
-            next_tmp: AtomicU64::new(0),
-        };
-        fs::create_dir_all(root).map_err(|e| origin.unavailable("", &e))?;
+        let origin = Self::at(root);
+        if !root.is_dir() {
+            fs::create_dir_all(root)
+                .and_then(|()| root.parent().map_or(Ok(()), |p| origin.sync_dir(p)))
+                .map_err(|e| origin.unavailable("", &e))?;
+        }
         origin.remove_leftovers();
         Ok(origin)
     }
@@ -114,7 +143,8 @@ impl DirOrigin {
         fs::create_dir_all(&folder)?;
         loop {
             let n = self.next_tmp.fetch_add(1, Ordering::Relaxed);
-            let path = folder.join(format!("{}-{n}", std::process::id()));
+            let path = folder.join(format!("{}{n}", Process::file_prefix()));
+            self.step(Step::Create(&path))?;
             match OpenOptions::new()
                 .read(true)
                 .write(true)
@@ -128,8 +158,47 @@ impl DirOrigin {
         }
     }
 
-    fn make_parent(path: &Path) -> io::Result<()> {
-        path.parent().map_or(Ok(()), fs::create_dir_all)
+    fn step(&self, step: Step<'_>) -> io::Result<()> {
+        self.steps.as_ref().map_or(Ok(()), |s| s.before(step))
+    }
+
+    /// Makes the names in a folder durable. A file system that cannot is left alone: there they are durable when made.
+    fn sync_dir(&self, folder: &Path) -> io::Result<()> {
+        self.step(Step::SyncDir(folder))?;
+        match File::open(folder).and_then(|f| f.sync_all()) {
+            Err(e) if is_failing_disk(&e) => Err(e),
+            Err(error) => {
+                tracing::debug!(folder = %folder.display(), %error, "folder not synced");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Makes the folder that `path` lies in, so that it survives a power loss.
+    fn make_parent(&self, path: &Path) -> io::Result<()> {
+        let Some(folder) = path.parent().filter(|f| *f != self.root) else {
+            return Ok(());
+        };
+        self.make_parent(folder)?;
+        self.step(Step::MakeDir(folder))?;
+        match fs::create_dir(folder) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+            _ => {}
+        }
+        let durable = || self.durable.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whoever made it may not have come to this yet.
+        if let Some(up) = folder.parent()
+            && !durable().contains(folder)
+        {
+            self.sync_dir(up)?;
+            durable().insert(folder.to_owned());
+        }
+        Ok(())
+    }
+
+    fn sync_parent(&self, path: &Path) -> io::Result<()> {
+        path.parent().map_or(Ok(()), |folder| self.sync_dir(folder))
     }
 
     fn create_io(&self, object: &str, content: &mut dyn Read) -> io::Result<Created> {
@@ -139,23 +208,45 @@ impl DirOrigin {
     }
 
     fn link_synced(&self, tmp: &Path, object: &str) -> io::Result<Created> {
+        self.step(Step::Sync(tmp))?;
         File::open(tmp)?.sync_all()?;
         let path = self.path(object);
-        Self::make_parent(&path)?;
-        match fs::hard_link(tmp, &path) {
-            Ok(()) => Ok(Created::New),
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(Created::Existed),
-            Err(e) => Err(e),
-        }
+        self.make_parent(&path)?;
+        self.step(Step::Link(tmp, &path))?;
+        let created = match fs::hard_link(tmp, &path) {
+            Ok(()) => Created::New,
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Created::Existed,
+            Err(e) => return Err(e),
+        };
+        // Also where another writer was faster: it may not have come to this yet, and ours says now that it is there.
+        self.sync_parent(&path)?;
+        Ok(created)
     }
 
     fn replace_io(&self, object: &str, content: &mut dyn Read) -> io::Result<()> {
         let mut tmp = self.tmp_file()?;
         io::copy(content, &mut tmp.file)?;
+        self.step(Step::Sync(&tmp.path))?;
         tmp.file.sync_all()?;
         let path = self.path(object);
-        Self::make_parent(&path)?;
-        fs::rename(&tmp.path, &path)
+        self.make_parent(&path)?;
+        self.step(Step::Rename(&tmp.path, &path))?;
+        fs::rename(&tmp.path, &path)?;
+        self.sync_parent(&path)
+    }
+
+    fn remove_io(&self, object: &str) -> io::Result<()> {
+        let path = self.path(object);
+        self.step(Step::Remove(&path))?;
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        // A tag must not come back when what it named has been collected. Nothing else is relied on to be gone.
+        if object.starts_with(names::TAGS) {
+            self.sync_parent(&path)?;
+        }
+        Ok(())
     }
 
     fn list_io(&self, prefix: &str) -> io::Result<Vec<String>> {
@@ -184,6 +275,13 @@ impl DirOrigin {
         out.sort();
         Ok(out)
     }
+}
+
+/// What no caller may take for "this file system cannot sync a folder".
+fn is_failing_disk(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let failing = [Errno::IO, Errno::NOSPC, Errno::DQUOT];
+    Errno::from_io_error(error).is_some_and(|e| failing.contains(&e))
 }
 
 impl Origin for DirOrigin {
@@ -267,10 +365,8 @@ impl Origin for DirOrigin {
     }
 
     fn remove(&self, object: &str) -> Result<(), OriginError> {
-        match fs::remove_file(self.path(object)) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(self.unavailable(object, &e)),
-            _ => Ok(()),
-        }
+        self.remove_io(object)
+            .map_err(|e| self.unavailable(object, &e))
     }
 
     fn size(&self, object: &str) -> Result<u64, OriginError> {
