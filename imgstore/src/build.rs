@@ -16,23 +16,31 @@ pub mod readback;
 pub mod scan;
 pub mod segments;
 
-use std::collections::{BTreeMap, HashMap};
-use std::time::SystemTime;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::format::chunk_table::{self, Record};
-use crate::format::erofs;
 use crate::format::manifest::{Blob, FORMAT, Manifest, Segment, Totals};
+use crate::format::placement::Placement;
 use crate::format::tag::Tag;
+use crate::format::{erofs, names};
 use crate::ids::{Digest, TagName, to_u64};
 use crate::origin::Origin;
 use crate::source::SourceError;
-use crate::tree::{Kind, Tree};
+use crate::store::layer::Layer;
+use crate::store::lease::hold::publishing;
+use crate::store::tags;
+use crate::tree::{InodeId, Kind, Tree};
 
 pub use error::BuildError;
 pub use options::{BuildOptions, Phase};
 
 use dictionary::Dictionary;
 use layout::Layout;
+use publish::Publisher;
+use segments::Staged;
+
+/// How often a build begins again because packs that it wanted to reuse were collected.
+const ATTEMPTS_MAX: usize = 3;
 
 /// What a build did. Sizes in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -120,72 +128,69 @@ pub fn build(
     origin: &dyn Origin,
     options: &BuildOptions,
 ) -> Result<BuildReport, BuildError> {
-    let tree = input.tree;
+    publishing(origin, |hold| {
+        let publisher = Publisher {
+            origin,
+            hold,
+            patience: options.gc_patience,
+        };
+        build_held(input, naming, &publisher, options)
+    })
+}
+
+fn build_held(
+    input: Input<'_>,
+    naming: Naming,
+    publisher: &Publisher<'_>,
+    options: &BuildOptions,
+) -> Result<BuildReport, BuildError> {
+    let (tree, origin) = (input.tree, publisher.origin);
     let dictionary = Dictionary::load(origin, &options.dict)?;
-    let known = known::load(origin)?;
     let scanned = scan::scan(tree, options)?;
     let layout = layout::plan(tree, &scanned, &dictionary, options)?;
-    let staged = segments::stage(tree, &layout, &known, origin, options)?;
-
-    let mut table: Vec<Segment> = staged.own.iter().map(|s| s.segment).collect();
-    table.extend(layout.foreign.iter().map(|f| f.segment));
-    let maps = layout::file_maps(&scanned, &layout);
-    let meta = erofs::write::image(tree, &maps, &table)?;
-    let chunks = chunk_table::encode(records(&layout));
-    let manifest = Manifest {
-        chunks: Blob {
-            digest: Digest::of(&chunks),
-            size: to_u64(chunks.len()),
-        },
-        features_compat: Vec::new(),
-        features_incompat: Vec::new(),
-        format: FORMAT,
-        meta: Blob {
-            digest: Digest::of(&meta),
-            size: to_u64(meta.len()),
-        },
-        totals: totals(tree, &scanned),
-        segments: table,
+    let subject = Planned {
+        tree,
+        scanned: &scanned,
+        layout: &layout,
+        dictionary: &dictionary,
     };
-    let placement = publish::placement(&manifest, &staged, &layout, &dictionary)?;
+    let made = make_and_claim(&subject, publisher, options)?;
+    let manifest = &made.manifest;
     let layer = manifest.layer();
-    let created = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .map_or(0, |d| d.as_secs());
     let Naming { tag, info, labels } = naming;
     let record = Tag {
         build: info,
-        created,
+        created: tags::unix_now(),
         format: FORMAT,
         labels,
         layer,
         tag: tag.to_string(),
     };
-    publish::check_readable(&manifest, &placement, &record)?;
-    erofs::check::check(&meta, &manifest).map_err(|e| BuildError::ReadBack {
+    publish::check_readable(manifest, &made.placement, &record)?;
+    erofs::check::check(&made.meta, manifest).map_err(|e| BuildError::ReadBack {
         what: "metadata image".into(),
         found: e.to_string(),
     })?;
     let subject = readback::Subject {
         tree,
         scanned: &scanned,
-        meta: &meta,
-        manifest: &manifest,
-        staged: &staged,
-        placement: &placement,
+        meta: &made.meta,
+        manifest,
+        staged: &made.staged,
+        placement: &made.placement,
         origin,
     };
     readback::compare(&subject, options)?;
     (input.unchanged)()?;
 
     let parts = publish::Parts {
-        meta: &meta,
-        chunks: &chunks,
-        manifest: &manifest,
-        placement: &placement,
+        meta: &made.meta,
+        chunks: &made.chunks,
+        manifest,
+        placement: &made.placement,
     };
-    let stored = publish::publish(origin, &staged, &parts, &tag, &record)?;
-    let new = to_u64(staged.own.iter().filter(|s| s.is_new()).count());
+    let stored = publish::publish(publisher, &made.staged, &parts, &tag, &record)?;
+    let new = to_u64(made.staged.own.iter().filter(|s| s.is_new()).count());
     Ok(BuildReport {
         layer,
         bytes_in: manifest.totals.file_bytes,
@@ -198,7 +203,107 @@ pub fn build(
     })
 }
 
-fn totals(tree: &Tree, scanned: &HashMap<crate::tree::InodeId, scan::Scanned>) -> Totals {
+/// What is to be made.
+struct Planned<'a> {
+    tree: &'a Tree,
+    scanned: &'a HashMap<InodeId, scan::Scanned>,
+    layout: &'a Layout,
+    dictionary: &'a Dictionary,
+}
+
+/// What was made, in staging and in memory.
+struct Made {
+    staged: Staged,
+    meta: Vec<u8>,
+    chunks: Vec<u8>,
+    manifest: Manifest,
+    placement: Placement,
+}
+
+/// Makes everything and claims it; again if a collector took a pack in between that was to be reused. Once claimed, what
+/// is there stays.
+fn make_and_claim(
+    planned: &Planned<'_>,
+    publisher: &Publisher<'_>,
+    options: &BuildOptions,
+) -> Result<Made, BuildError> {
+    let mut attempt = 1;
+    loop {
+        let made = make(planned, publisher.origin, options)?;
+        let layer = Layer {
+            digest: made.manifest.layer(),
+            manifest: made.manifest.clone(),
+            placement: made.placement.clone(),
+        };
+        publisher.claim(&layer)?;
+        let own: HashSet<Digest> = made.staged.packs.iter().map(|p| p.pack.digest).collect();
+        let mut gone = Vec::new();
+        for pack in &made.placement.packs {
+            if !own.contains(&pack.digest) && !known::is_present(publisher.origin, pack)? {
+                gone.push(names::pack(&pack.digest));
+            }
+        }
+        if gone.is_empty() {
+            return Ok(made);
+        }
+        if attempt == ATTEMPTS_MAX {
+            return Err(BuildError::Vanished {
+                origin: publisher.origin.address(),
+                objects: gone,
+            });
+        }
+        tracing::info!(
+            ?gone,
+            "packs to be reused were collected; storing their segments anew"
+        );
+        attempt += 1;
+    }
+}
+
+fn make(
+    planned: &Planned<'_>,
+    origin: &dyn Origin,
+    options: &BuildOptions,
+) -> Result<Made, BuildError> {
+    let Planned {
+        tree,
+        scanned,
+        layout,
+        dictionary,
+    } = *planned;
+    let known = known::load(origin)?;
+    let staged = segments::stage(tree, layout, &known, origin, options)?;
+    let mut table: Vec<Segment> = staged.own.iter().map(|s| s.segment).collect();
+    table.extend(layout.foreign.iter().map(|f| f.segment));
+    let maps = layout::file_maps(scanned, layout);
+    let meta = erofs::write::image(tree, &maps, &table)?;
+    let chunks = chunk_table::encode(records(layout));
+    let manifest = Manifest {
+        chunks: Blob {
+            digest: Digest::of(&chunks),
+            size: to_u64(chunks.len()),
+        },
+        features_compat: Vec::new(),
+        features_incompat: Vec::new(),
+        format: FORMAT,
+        meta: Blob {
+            digest: Digest::of(&meta),
+            size: to_u64(meta.len()),
+        },
+        totals: totals(tree, scanned),
+        segments: table,
+    };
+    let placement = publish::placement(&manifest, &staged, layout, dictionary)?;
+    Ok(Made {
+        staged,
+        meta,
+        chunks,
+        manifest,
+        placement,
+    })
+}
+
+fn totals(tree: &Tree, scanned: &HashMap<InodeId, scan::Scanned>) -> Totals {
     let links = tree.link_counts();
     let lens = links.keys().filter_map(|id| match &tree.inode(*id).kind {
         Kind::File(content) => Some(content.len),

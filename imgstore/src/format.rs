@@ -1,9 +1,11 @@
 //! What is written to an origin, byte for byte. Pure: bytes in, values out; no I/O. See `docs/format.md`.
 
 pub mod chunk_table;
+pub mod condemned;
 pub mod erofs;
 pub mod flat;
 pub mod frame;
+pub mod lease;
 pub mod manifest;
 pub mod names;
 pub mod overlaybd;

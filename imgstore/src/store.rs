@@ -2,7 +2,10 @@
 
 pub mod cache;
 pub mod export;
+pub mod gc;
 pub mod layer;
+pub mod lease;
 pub mod reader;
+pub mod tags;
 pub mod tar_export;
 pub mod verify;

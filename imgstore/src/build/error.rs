@@ -5,6 +5,7 @@ use crate::format::erofs::write::EncodeError;
 use crate::origin::OriginError;
 use crate::source::content::ContentError;
 use crate::store::layer::LayerError;
+use crate::store::lease::HoldError;
 
 /// Why a build failed. Nothing was published.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +36,20 @@ pub enum BuildError {
     /// A dictionary or another layer on the origin could not be read.
     #[error(transparent)]
     Layer(#[from] LayerError),
+    /// A collection is removing what the layer needs.
+    #[error(transparent)]
+    Hold(#[from] HoldError),
+    /// Something went away while it was published: removed by hand, or by a collector that was told to ignore leases.
+    #[error(
+        "`{}` went away from origin `{origin}` while the layer was published; no tag was written; build again",
+        .objects.join("`, `")
+    )]
+    Vanished {
+        /// The origin.
+        origin: String,
+        /// What went away.
+        objects: Vec<String>,
+    },
     /// A chunk table of a dictionary is damaged.
     #[error("dictionary `{layer}`: {source}")]
     Dictionary {

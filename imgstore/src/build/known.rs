@@ -11,7 +11,7 @@ use crate::format::placement::Pack;
 use crate::format::{frame, names};
 use crate::ids::Digest;
 use crate::origin::{ByteRange, Origin, OriginError};
-use crate::store::layer;
+use crate::store::layer::{self, LayerError};
 
 /// Segment digest to the packs and ranges where it should be, first choice first.
 pub type Known = HashMap<Digest, Vec<(Pack, ByteRange)>>;
@@ -71,6 +71,8 @@ pub fn load(origin: &dyn Origin) -> Result<Known, BuildError> {
         };
         let layer = match layer::open(origin, &digest) {
             Ok(layer) => layer,
+            // It is being collected: the manifest goes first.
+            Err(LayerError::NoLayer { .. }) => continue,
             Err(error) => {
                 tracing::warn!(layer = %digest, %error, "layer left out of deduplication");
                 continue;
@@ -99,7 +101,8 @@ pub fn load(origin: &dyn Origin) -> Result<Known, BuildError> {
     Ok(known)
 }
 
-fn is_present(origin: &dyn Origin, pack: &Pack) -> Result<bool, OriginError> {
+/// Whether the pack is on the origin, with its size.
+pub(crate) fn is_present(origin: &dyn Origin, pack: &Pack) -> Result<bool, OriginError> {
     match origin.size(&names::pack(&pack.digest)) {
         Ok(size) => Ok(size == pack.size),
         Err(OriginError::NotFound { .. }) => Ok(false),

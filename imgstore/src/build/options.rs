@@ -1,10 +1,12 @@
 //! What can be chosen about a build, and its bounds.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::error::BuildError;
 use crate::format::manifest::SEGMENT_BYTES_MAX;
 use crate::ids::{BLOCK_SIZE, Digest};
+use crate::store::lease::hold::PATIENCE;
 
 /// The unit of deduplication in bytes. `docs/benchmarks.md` has the table it was chosen from.
 pub const CHUNK_BYTES: u64 = 64 << 10;
@@ -49,7 +51,7 @@ pub enum FileOrder {
     Path,
 }
 
-/// Options of a build. All but `threads` and `progress` are part of what gives the layer its name.
+/// Options of a build. All but `threads`, `gc_patience` and `progress` are part of what gives the layer its name.
 #[derive(Clone)]
 pub struct BuildOptions {
     /// Usual segment size in bytes: a power of two, 128 KiB to 4 MiB.
@@ -66,6 +68,8 @@ pub struct BuildOptions {
     pub dict_share_percent: u64,
     /// Worker threads.
     pub threads: usize,
+    /// How long to wait for a collection that is about to remove what the layer needs.
+    pub gc_patience: Duration,
     /// Progress callback.
     pub progress: Option<Progress>,
 }
@@ -92,6 +96,7 @@ impl Default for BuildOptions {
             dict: Vec::new(),
             dict_share_percent: DICT_SHARE_PERCENT,
             threads: std::thread::available_parallelism().map_or(2, std::num::NonZero::get),
+            gc_patience: PATIENCE,
             progress: None,
         }
     }

@@ -1,22 +1,26 @@
 //! Giving everything its name, in the order in which no reader can see a part missing:
 //! packs, chunk table, metadata, manifest, placement; then the tag, then the index of tags.
 //!
+//! Before the tag everything is looked at once more, under a lease that still runs: a tag that is visible points to a
+//! layer that is complete.
+//!
 //! An object that is there already is read, and replaced if it is not what its name says: its name is the digest of what
 //! it should hold, so that can only be repair.
 
-use std::collections::BTreeMap;
 use std::collections::HashMap;
+use std::time::Duration;
 
 use super::error::BuildError;
 use super::layout::Layout;
 use super::segments::{Staged, StagedPack, Stored};
 use crate::format::manifest::{Blob, FORMAT, MANIFEST_BYTES_MAX, Manifest};
 use crate::format::placement::{PLACEMENT_BYTES_MAX, Pack, Placement, Spot};
-use crate::format::tag::{Index, TAG_BYTES_MAX, Tag};
+use crate::format::tag::{TAG_BYTES_MAX, Tag};
 use crate::format::{FormatError, frame, names};
 use crate::ids::{Digest, TagName, to_u64};
 use crate::origin::{ByteRange, Created, Origin, OriginError};
-use crate::store::layer::{self, LayerError};
+use crate::store::layer::{self, Layer, LayerError};
+use crate::store::{lease, tags};
 
 use super::dictionary::Dictionary;
 
@@ -24,8 +28,6 @@ use super::dictionary::Dictionary;
 const META_LEVEL: i32 = 12;
 /// Bytes of a pack that are fetched at once to check it.
 const CHECK_BYTES: u64 = 8 << 20;
-/// How often the index is rebuilt when others publish at the same time.
-const INDEX_ATTEMPTS_MAX: usize = 16;
 
 /// The objects of a layer besides its packs.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +40,17 @@ pub struct Parts<'a> {
     pub manifest: &'a Manifest,
     /// Placement.
     pub placement: &'a Placement,
+}
+
+impl Parts<'_> {
+    /// What names the rest.
+    fn layer(&self) -> Layer {
+        Layer {
+            digest: self.placement.layer,
+            manifest: self.manifest.clone(),
+            placement: self.placement.clone(),
+        }
+    }
 }
 
 /// The placement of a layer whose own segments were staged and whose foreign ones are where the dictionaries say.
@@ -125,17 +138,61 @@ pub fn check_readable(
     check().map_err(BuildError::Unreadable)
 }
 
+/// Who publishes, and under which lease.
+#[derive(Debug, Clone, Copy)]
+pub struct Publisher<'a> {
+    /// Where to.
+    pub origin: &'a dyn Origin,
+    /// The lease.
+    pub hold: &'a lease::Hold,
+    /// How long to wait for a collection that wants what is published.
+    pub patience: Duration,
+}
+
+impl Publisher<'_> {
+    /// Makes the lease name everything that the layer needs, on top of what it names; afterwards nothing of that is
+    /// collected.
+    ///
+    /// # Errors
+    /// When the origin fails, or a collection does not end.
+    pub fn claim(&self, layer: &Layer) -> Result<(), BuildError> {
+        let mut wanted = self.hold.wanted();
+        wanted.objects.extend(layer::objects(layer));
+        let relied_on = wanted.objects.clone();
+        self.hold
+            .claim(self.origin, &wanted, &relied_on, self.patience)?;
+        Ok(())
+    }
+
+    /// Looks whether the layer is complete, under a lease that runs.
+    fn confirm(&self, layer: &Layer) -> Result<(), BuildError> {
+        if !self.hold.is_fresh() {
+            // This host slept, or the origin could not be written for long: a collector may have been here.
+            self.claim(layer)?;
+        }
+        let objects = tags::missing(self.origin, layer)?;
+        if objects.is_empty() {
+            return Ok(());
+        }
+        Err(BuildError::Vanished {
+            origin: self.origin.address(),
+            objects,
+        })
+    }
+}
+
 /// Publishes everything; returns the bytes of the objects that were new.
 ///
 /// # Errors
 /// When the origin fails. Objects published so far stay; nothing refers to them until the tag is written.
 pub fn publish(
-    origin: &dyn Origin,
+    publisher: &Publisher<'_>,
     staged: &Staged,
     parts: &Parts<'_>,
     tag: &TagName,
     record: &Tag,
 ) -> Result<u64, BuildError> {
+    let origin = publisher.origin;
     let mut stored = 0;
     for pack in &staged.packs {
         stored += put_pack(origin, pack)?;
@@ -151,7 +208,8 @@ pub fn publish(
         &names::placement(&layer),
         &parts.placement.to_bytes(),
     )?;
-    write_tag(origin, tag, record)?;
+    publisher.confirm(&parts.layer())?;
+    tags::write(origin, tag, record)?;
     Ok(stored)
 }
 
@@ -229,47 +287,4 @@ fn is_right(origin: &dyn Origin, object: &str, pack: &Pack) -> Result<bool, Orig
         start += len;
     }
     Ok(Digest::from(hasher.finalize()) == pack.digest)
-}
-
-/// Writes a tag and brings the index up to date.
-///
-/// # Errors
-/// When the origin fails.
-pub fn write_tag(origin: &dyn Origin, tag: &TagName, record: &Tag) -> Result<(), BuildError> {
-    origin.replace(&names::tag(tag), &record.to_bytes())?;
-    rebuild_index(origin)
-}
-
-/// Writes the index from the tags. Repeats while somebody else changed the tags in between, so that the last writer of two
-/// has seen both. Damaged tags are left out.
-///
-/// # Errors
-/// When the origin fails.
-pub fn rebuild_index(origin: &dyn Origin) -> Result<(), BuildError> {
-    let read = || -> Result<BTreeMap<String, Digest>, BuildError> {
-        let listed = layer::list_tags(origin)?;
-        for error in &listed.damaged {
-            tracing::warn!(%error, "tag left out of the index");
-        }
-        Ok(listed
-            .tags
-            .into_iter()
-            .map(|(name, layer)| (name.to_string(), layer))
-            .collect())
-    };
-    let mut tags = read()?;
-    for _ in 0..INDEX_ATTEMPTS_MAX {
-        let index = Index {
-            format: FORMAT,
-            tags,
-        };
-        origin.replace(names::INDEX, &index.to_bytes())?;
-        let now = read()?;
-        if now == index.tags {
-            return Ok(());
-        }
-        tags = now;
-    }
-    tracing::warn!("tags kept changing; the index may lack the newest until the next publish");
-    Ok(())
 }

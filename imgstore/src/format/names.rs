@@ -6,10 +6,29 @@ use crate::ids::{Axis, Digest, TagName};
 pub const TMP: &str = "tmp";
 /// The object that lists all tags, for origins that cannot list.
 pub const INDEX: &str = "index.json";
+/// Folder of manifests.
+pub const MANIFESTS: &str = "manifests/";
 /// Folder of placements.
 pub const PLACEMENTS: &str = "placements/";
 /// Folder of tags.
 pub const TAGS: &str = "tags/";
+/// Folder of leases.
+pub const LEASES: &str = "leases/";
+/// Folder of the collector's records.
+pub const GC: &str = "gc/";
+/// How the names of the collector's records start.
+pub const GC_RECORD: &str = "gc/record-";
+/// How the names of objects start that are written to see the origin's clock.
+pub const GC_CLOCK: &str = "gc/clock-";
+/// The folders of immutable objects and placements with the ending of their names, in the order in which an unneeded layer
+/// goes away: what names the rest first.
+pub const COLLECTED: [(&str, &str); 5] = [
+    (MANIFESTS, ".json"),
+    (PLACEMENTS, ".json"),
+    ("meta/", ".erofs.zst"),
+    ("chunks/", ".zst"),
+    ("packs/", ".zst"),
+];
 
 fn fan_out(folder: &str, digest: &Digest, ending: &str) -> String {
     let hex = digest.to_hex();
@@ -53,4 +72,44 @@ pub fn parse_tag(object: &str) -> Option<TagName> {
     let mut parts = rest.splitn(3, '/');
     let (axis, name, version) = (parts.next()?, parts.next()?, parts.next()?);
     TagName::new(axis.parse::<Axis>().ok()?, name, version).ok()
+}
+
+/// The digest in the name of an object of [`COLLECTED`]; `None` for whatever else lies there.
+pub fn parse_collected(object: &str) -> Option<Digest> {
+    COLLECTED.iter().find_map(|(folder, ending)| {
+        let hex = object.strip_prefix(folder)?.strip_suffix(ending)?;
+        let (fan, hex) = hex.split_once('/')?;
+        let digest: Digest = hex.parse().ok()?;
+        (hex.get(..2) == Some(fan)).then_some(digest)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_own_names_are_collected() {
+        let digest = Digest::of(b"x");
+        let ours = [
+            pack(&digest),
+            meta(&digest),
+            manifest(&digest),
+            placement(&digest),
+            chunks(&digest),
+        ];
+        for name in &ours {
+            assert_eq!(parse_collected(name), Some(digest), "{name}");
+            for other in [
+                format!("{name}.bak"),
+                name.replacen('/', "/x", 1),
+                format!("x{name}"),
+                name.to_uppercase(),
+            ] {
+                assert_eq!(parse_collected(&other), None, "{other}");
+            }
+        }
+        assert_eq!(parse_collected("packs/ab/README"), None);
+        assert_eq!(parse_collected(INDEX), None);
+    }
 }

@@ -196,6 +196,20 @@ pub fn open(origin: &dyn Origin, layer: &Digest) -> Result<Layer, LayerError> {
     })
 }
 
+/// Names of everything that a layer needs on its origin, each once.
+pub fn objects(layer: &Layer) -> std::collections::BTreeSet<String> {
+    let packs = layer.placement.packs.iter();
+    packs
+        .map(|pack| names::pack(&pack.digest))
+        .chain([
+            names::chunks(&layer.manifest.chunks.digest),
+            names::meta(&layer.manifest.meta.digest),
+            names::manifest(&layer.digest),
+            names::placement(&layer.digest),
+        ])
+        .collect()
+}
+
 /// The plain metadata image, verified.
 ///
 /// # Errors
