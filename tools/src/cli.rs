@@ -95,6 +95,30 @@ pub(crate) enum Command {
     /// List the mounted compositions.
     #[command(after_help = "Example:\n  dsec mounts")]
     Mounts(crate::mounts::QueryArgs),
+    /// Remove what no tag, lease, mount or publisher needs from an origin.
+    #[command(after_help = "Examples:
+  dsec gc --origin dir:/srv/layers --dry-run
+  dsec gc --origin dir:/srv/layers --grace 7d --json")]
+    Gc(crate::commands::gc::GcArgs),
+    /// Give a layer another tag, or point a tag to another layer.
+    #[command(
+        after_help = "Example:\n  dsec tag base/python:3.11 base/python:stable --origin dir:/srv/layers"
+    )]
+    Tag(crate::commands::tags::TagArgs),
+    /// Take a tag away; the layer's bytes stay until they are collected.
+    #[command(after_help = "Example:\n  dsec untag base/python:3.11 --origin dir:/srv/layers")]
+    Untag(crate::commands::tags::UntagArgs),
+    /// Take away all tags of a layer, unless somebody has it mounted or leased.
+    #[command(after_help = "Example:\n  dsec rm base/python:3.11 --origin dir:/srv/layers")]
+    Rm(OnOrigin),
+    /// Keep layers for a while, and see who else does.
+    #[command(
+        subcommand,
+        after_help = "Examples:
+  dsec lease create base/python:3.11 --ttl 7d --origin dir:/srv/layers
+  dsec lease ls --origin dir:/srv/layers"
+    )]
+    Lease(crate::commands::lease::LeaseCommand),
     /// Measure (runs `dsec-bench`, which is installed beside `dsec`).
     #[command(
         disable_help_flag = true,

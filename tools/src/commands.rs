@@ -3,8 +3,11 @@
 mod bench;
 mod build;
 mod export;
+pub(crate) mod gc;
 mod inspect;
 mod layers;
+pub(crate) mod lease;
+pub(crate) mod tags;
 mod verify;
 
 use std::process::ExitCode;
@@ -31,6 +34,11 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Umount(args) => crate::mounts::umount(&args),
         Command::Stats(args) => crate::mounts::stats(&args),
         Command::Mounts(args) => crate::mounts::mounts(&args),
+        Command::Gc(args) => gc::run(&args),
+        Command::Tag(args) => tags::tag(&args),
+        Command::Untag(args) => tags::untag(&args),
+        Command::Rm(on) => tags::remove(&on),
+        Command::Lease(command) => lease::run(&command),
         Command::Bench { args } => bench::run(&args),
     };
     match done {

@@ -4,6 +4,7 @@
 
 mod cli;
 mod commands;
+mod duration;
 mod mounts;
 mod output;
 mod progress;

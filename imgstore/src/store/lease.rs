@@ -6,6 +6,7 @@
 
 pub mod clock;
 pub mod hold;
+pub mod pin;
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, SystemTime};
