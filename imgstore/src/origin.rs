@@ -13,7 +13,7 @@ pub mod url;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// A half-open range of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -146,6 +146,40 @@ pub trait Origin: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// As [`OriginError`] says; a longer object is [`OriginError::WrongAnswer`].
     fn fetch_all(&self, object: &str, max_len: u64) -> Result<Vec<u8>, OriginError>;
+
+    /// As [`Origin::fetch`], given up at `deadline` where the origin can: one that can hang must.
+    ///
+    /// # Errors
+    /// As for [`Origin::fetch`]; [`OriginError::Unavailable`] when the time is over.
+    fn fetch_within(
+        &self,
+        object: &str,
+        range: ByteRange,
+        deadline: Instant,
+    ) -> Result<Vec<u8>, OriginError> {
+        let _: Instant = deadline;
+        self.fetch(object, range)
+    }
+
+    /// As [`Origin::fetch_all`], given up if nothing has come by `deadline`. An answer that comes may take longer, as long as it
+    /// makes progress: whole objects can be large.
+    ///
+    /// # Errors
+    /// As for [`Origin::fetch_all`]; [`OriginError::Unavailable`] when the time is over.
+    fn fetch_all_within(
+        &self,
+        object: &str,
+        max_len: u64,
+        deadline: Instant,
+    ) -> Result<Vec<u8>, OriginError> {
+        let _: Instant = deadline;
+        self.fetch_all(object, max_len)
+    }
+
+    /// How long an object that exists may still seem not to: a missing one is asked for again that long.
+    fn lag(&self) -> Duration {
+        Duration::ZERO
+    }
 
     /// Creates an object from a reader; durable and visible whole, or not at all. Never overwrites.
     ///

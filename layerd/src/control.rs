@@ -137,19 +137,14 @@ fn take_socket(path: &Path) -> Result<UnixListener, ControlError> {
 fn build(config: &ControlConfig, paths: Paths) -> Result<Service, ControlError> {
     let cache = Arc::new(SegmentCache::open(paths.root(), config.cache_bytes_max)?);
     let names = Arc::new(Traffic::default());
-    let mut origins: Vec<Arc<dyn Origin>> = Vec::new();
-    let mut counted: Vec<Arc<dyn Origin>> = Vec::new();
-    for url in &config.origins {
-        let origin = url.open()?;
-        counted.push(Arc::new(CountingOrigin::new(
-            Arc::clone(&origin),
-            Arc::clone(&names),
-        )));
-        origins.push(origin);
-    }
-    let layers = Arc::new(LayerStore::new(paths.clone(), OriginSet::new(counted)));
+    let opened: Result<Vec<_>, _> = config.origins.iter().map(OriginUrl::open).collect();
+    let origins = OriginSet::new(opened?);
+    let counted = origins.decorated(|origin| {
+        Arc::new(CountingOrigin::new(origin, Arc::clone(&names))) as Arc<dyn Origin>
+    });
+    let layers = Arc::new(LayerStore::new(paths.clone(), counted));
     let feed = Feed::new(
-        OriginSet::new(origins),
+        origins,
         config.patience,
         Arc::clone(&layers),
         Arc::clone(&cache),

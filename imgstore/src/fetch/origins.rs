@@ -1,20 +1,31 @@
 //! Several origins as one: asked in order, and again after a pause, until a deadline.
 //!
-//! The first origin that has an object gives it. One that fails is passed over, for this request only. When all have
-//! failed and at least one of them might do better later, the round is repeated after a random pause between nothing and
-//! a bound that doubles ("full jitter"), so that many hosts do not come back at the same moment.
+//! The first origin that has an object gives it. Those that fail again and again come last until they are back
+//! ([`super::health`]); those that ask to be left alone are. The time that is left is split evenly between the origins of a
+//! round, so that one which hangs leaves some for the next. When all have failed and at least one of them might do better
+//! later, the round is repeated after a random pause between nothing and a bound that doubles ("full jitter"), so that
+//! many hosts do not come back at the same moment. A missing object is final, except on an origin known to
+//! lag behind ([`Origin::lag`]).
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::failure::{Failure, FailureKind};
+use super::health::{OriginHealth, Standing, Watched};
+use super::pause;
 use crate::origin::{ByteRange, Origin, OriginError};
 use crate::store::layer::LayerError;
 
-/// Bound of the first pause.
-const PAUSE_FIRST: Duration = Duration::from_millis(50);
-/// Bound of every later pause.
-const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// Longest time a probe may take from a request that another origin can answer.
+const PROBE_TIME: Duration = Duration::from_secs(2);
+/// Rounds for a tag or another description when origins fail: who asks for one is told soon.
+const DESCRIPTION_ROUNDS_MAX: u32 = 4;
+/// How long the first bytes of a description may take, all tries together.
+const DESCRIPTION_PATIENCE: Duration = Duration::from_secs(30);
+/// Spread added to what an origin asks for, so that not everybody comes back at that very moment.
+const RETRY_AFTER_SPREAD: Duration = Duration::from_millis(250);
+/// Bound of the pause between two looks for an object on an origin that lags.
+const LAG_PAUSE: Duration = Duration::from_millis(500);
 
 /// What an answer cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -23,14 +34,22 @@ pub struct Spent {
     pub requests: u64,
     /// Of those, requests that came after a failed one.
     pub retries: u64,
+    /// Answers that there is no such object.
+    pub missing: u64,
     /// Body bytes of the answers that were accepted.
     pub bytes: u64,
 }
 
-/// Origins in the order in which they are asked.
+/// Origins in the order in which they are asked, and what is remembered of them.
 #[derive(Debug, Clone)]
 pub struct OriginSet {
-    origins: Vec<Arc<dyn Origin>>,
+    members: Vec<Member>,
+}
+
+#[derive(Debug, Clone)]
+struct Member {
+    origin: Arc<dyn Origin>,
+    health: Arc<OriginHealth>,
 }
 
 /// The bytes, and who gave them.
@@ -42,29 +61,103 @@ pub struct Fetched {
     pub origin: String,
 }
 
-/// A random pause of at most `PAUSE_FIRST * 2^round`, cut at `PAUSE_MAX`.
-fn pause(round: u32) -> Duration {
-    let bound = PAUSE_FIRST
-        .saturating_mul(1_u32.checked_shl(round).unwrap_or(u32::MAX))
-        .min(PAUSE_MAX);
-    // A fresh `RandomState` has fresh random keys: enough randomness to spread hosts, without another dependency.
-    let random = RandomState::new().hash_one(round);
-    let micros = u64::try_from(bound.as_micros()).unwrap_or(u64::MAX).max(1);
-    Duration::from_micros(random % micros)
+/// How something is asked for.
+#[derive(Debug, Clone, Copy)]
+struct Ask<'a> {
+    /// For messages; may be empty.
+    object: &'a str,
+    /// Which origin of the order begins.
+    first: usize,
+    start: Instant,
+    deadline: Instant,
+    /// Most rounds that end in failures of origins.
+    rounds_max: u32,
+}
+
+/// When a failed round can be repeated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Again {
+    Never,
+    /// After a pause.
+    Soon,
+    /// An origin lags behind: the object may appear.
+    Lagging,
+    /// When an origin wants to be asked again.
+    At(Instant),
+}
+
+impl Again {
+    /// The better of two prospects.
+    fn or(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Soon, _) | (_, Self::Soon) => Self::Soon,
+            (Self::Lagging, _) | (_, Self::Lagging) => Self::Lagging,
+            (Self::At(a), Self::At(b)) => Self::At(a.min(b)),
+            (Self::At(at), Self::Never) | (Self::Never, Self::At(at)) => Self::At(at),
+            (Self::Never, Self::Never) => Self::Never,
+        }
+    }
+}
+
+/// A round without an answer: which error to report, and what the prospects are.
+struct Failures<E> {
+    /// The best one so far: its origin's place in the user's order, and whether it is more than "not there".
+    report: Option<(bool, usize, E)>,
+    again: Again,
+}
+
+impl<E: Failure> Failures<E> {
+    const fn none() -> Self {
+        Self {
+            report: None,
+            again: Again::Never,
+        }
+    }
+
+    /// An origin that fails says more than one that does not have the object: it might have had it. Among equals, the one
+    /// that the user put first.
+    fn add(&mut self, member: usize, error: E, again: Again) {
+        self.again = self.again.or(again);
+        let says_more = error.kind() != FailureKind::NotFound;
+        let better = self.report.as_ref().is_none_or(|(old_says_more, old, _)| {
+            (says_more, std::cmp::Reverse(member)) > (*old_says_more, std::cmp::Reverse(*old))
+        });
+        if better {
+            self.report = Some((says_more, member, error));
+        }
+    }
 }
 
 impl OriginSet {
     /// Origins in order. At least one.
     pub fn new(origins: Vec<Arc<dyn Origin>>) -> Self {
         assert!(!origins.is_empty(), "at least one origin");
-        Self { origins }
+        let member = |origin: Arc<dyn Origin>| Member {
+            health: Arc::new(OriginHealth::new(origin.address())),
+            origin,
+        };
+        Self {
+            members: origins.into_iter().map(member).collect(),
+        }
+    }
+
+    /// The same origins behind a decorator each; what is remembered of them is shared.
+    #[must_use]
+    pub fn decorated(&self, decorate: impl Fn(Arc<dyn Origin>) -> Arc<dyn Origin>) -> Self {
+        let member = |member: &Member| Member {
+            origin: decorate(Arc::clone(&member.origin)),
+            health: Arc::clone(&member.health),
+        };
+        Self {
+            members: self.members.iter().map(member).collect(),
+        }
     }
 
     /// Fetches a range. `first` says which origin to begin with (modulo their number): a second fetch of something that was
     /// damaged begins with another one, where there is another one.
     ///
     /// # Errors
-    /// The last failure, when no origin has the object or the deadline has passed.
+    /// The most telling failure, when no origin has the object or the deadline has passed.
     pub fn fetch(
         &self,
         object: &str,
@@ -72,173 +165,196 @@ impl OriginSet {
         first: usize,
         deadline: Instant,
     ) -> (Result<Fetched, OriginError>, Spent) {
+        let ask = Ask {
+            object,
+            first,
+            start: Instant::now(),
+            deadline,
+            rounds_max: u32::MAX,
+        };
         let mut spent = Spent::default();
-        let mut round = 0;
-        loop {
-            let mut last = None;
-            let mut again = false;
-            for n in 0..self.origins.len() {
-                let Some(origin) = self.origins.get((first + n) % self.origins.len()) else {
-                    continue;
-                };
-                spent.requests += 1;
-                spent.retries += u64::from(spent.requests > 1);
-                match origin.fetch(object, range) {
-                    Ok(bytes) => {
-                        spent.bytes += range.len;
-                        let origin = origin.address();
-                        return (Ok(Fetched { bytes, origin }), spent);
-                    }
-                    Err(error) => {
-                        again |= error.is_transient();
-                        tracing::debug!(object, start = range.start, len = range.len, %error, "fetch failed");
-                        last = Some(error);
-                    }
-                }
-            }
-            let wait = pause(round);
-            round += 1;
-            let now = Instant::now();
-            if let Some(error) = last
-                && (!again || now + wait >= deadline)
-            {
-                return (Err(error), spent);
-            }
-            std::thread::sleep(wait);
+        let found = self.ask(ask, &mut spent, |origin| {
+            let bytes = origin.fetch(object, range)?;
+            let origin = origin.address();
+            Ok(Fetched { bytes, origin })
+        });
+        if found.is_ok() {
+            spent.bytes += range.len;
         }
+        (found, spent)
     }
 
     /// Runs `load` on each origin until one answers: for tags, manifests and other small objects.
     ///
     /// # Errors
-    /// The first origin's failure: it is the one the user put first.
+    /// The most telling failure; among equals that of the origin the user put first.
     pub fn first<T>(
         &self,
-        mut load: impl FnMut(&dyn Origin) -> Result<T, LayerError>,
+        load: impl FnMut(&dyn Origin) -> Result<T, LayerError>,
     ) -> Result<T, LayerError> {
-        let mut failure = None;
-        for origin in &self.origins {
-            match load(&**origin) {
+        let start = Instant::now();
+        let ask = Ask {
+            object: "",
+            first: 0,
+            start,
+            deadline: start + DESCRIPTION_PATIENCE,
+            rounds_max: DESCRIPTION_ROUNDS_MAX,
+        };
+        self.ask(ask, &mut Spent::default(), load)
+    }
+
+    fn ask<T, E: Failure>(
+        &self,
+        ask: Ask<'_>,
+        spent: &mut Spent,
+        mut load: impl FnMut(&dyn Origin) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut rounds = 0;
+        let mut report = None;
+        loop {
+            let failures = match self.round(ask, spent, &mut load) {
                 Ok(found) => return Ok(found),
-                Err(error) => {
-                    tracing::debug!(origin = origin.address(), %error, "origin passed over");
-                    failure.get_or_insert(error);
+                Err(failures) => failures,
+            };
+            // A later round may end before it asked anybody; then the earlier one's failure is the reason.
+            report = failures.report.map(|(_, _, error)| error).or(report);
+            let now = Instant::now();
+            let wait = match failures.again {
+                Again::Never => Duration::MAX,
+                Again::Soon => {
+                    rounds += 1;
+                    if rounds < ask.rounds_max {
+                        pause::between_rounds(rounds - 1)
+                    } else {
+                        Duration::MAX
+                    }
+                }
+                Again::Lagging => pause::below(LAG_PAUSE),
+                Again::At(at) => {
+                    at.saturating_duration_since(now) + pause::below(RETRY_AFTER_SPREAD)
+                }
+            };
+            let in_time = now
+                .checked_add(wait)
+                .is_some_and(|then| then < ask.deadline);
+            if !in_time {
+                return Err(report.expect("a round without an answer has a failure"));
+            }
+            std::thread::sleep(wait);
+        }
+    }
+
+    /// Asks every origin once.
+    fn round<T, E: Failure>(
+        &self,
+        ask: Ask<'_>,
+        spent: &mut Spent,
+        load: &mut impl FnMut(&dyn Origin) -> Result<T, E>,
+    ) -> Result<T, Failures<E>> {
+        let mut failures = Failures::none();
+        let order = self.order(ask, &mut failures);
+        for (n, (index, member, standing)) in order.iter().enumerate() {
+            let now = Instant::now();
+            let others = order.len() - n - 1;
+            if now >= ask.deadline && failures.report.is_some() {
+                break;
+            }
+            let mut share = share(ask.deadline.saturating_duration_since(now), others);
+            if *standing == Standing::Probe {
+                member.health.probe();
+                if others > 0 {
+                    share = share.min(PROBE_TIME);
                 }
             }
+            spent.requests += 1;
+            if spent.requests > 1 {
+                spent.retries += 1;
+                member.health.count_retry();
+            }
+            let watched = Watched {
+                origin: &*member.origin,
+                health: &member.health,
+                deadline: now + share,
+            };
+            let error = match load(&watched) {
+                Ok(found) => return Ok(found),
+                Err(error) => error,
+            };
+            let kind = error.kind();
+            tracing::debug!(
+                object = ask.object,
+                origin = member.origin.address(),
+                kind = kind.name(),
+                "origin passed over"
+            );
+            if kind == FailureKind::Damaged {
+                member.health.count_failure(kind);
+            }
+            spent.missing += u64::from(kind == FailureKind::NotFound);
+            failures.add(*index, error, prospects(kind, member, ask));
         }
-        Err(failure.expect("at least one origin, checked by `new`"))
+        Err(failures)
+    }
+
+    /// Who is asked now and in which order; those who are not, because they want to be left alone, become failures.
+    fn order<E: Failure>(
+        &self,
+        ask: Ask<'_>,
+        failures: &mut Failures<E>,
+    ) -> Vec<(usize, &Member, Standing)> {
+        let mut order = Vec::with_capacity(self.members.len());
+        for (index, member) in self.members.iter().enumerate() {
+            match member.health.standing() {
+                Standing::Resting(until) => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    let busy = OriginError::Busy {
+                        origin: member.origin.address(),
+                        object: ask.object.to_owned(),
+                        reason: format!(
+                            "it asked to be left alone for another {:.1} s",
+                            left.as_secs_f64()
+                        ),
+                        retry_after: Some(left),
+                    };
+                    failures.add(index, busy.into(), Again::At(until));
+                }
+                standing => order.push((index, member, standing)),
+            }
+        }
+        order.sort_by_key(|(index, _, standing)| (*standing == Standing::Failing, *index));
+        let len = order.len().max(1);
+        order.rotate_left(ask.first % len);
+        order
     }
 
     /// Their addresses, in order.
     pub fn addresses(&self) -> Vec<String> {
-        self.origins.iter().map(|o| o.address()).collect()
+        self.members.iter().map(|m| m.origin.address()).collect()
+    }
+
+    /// What is remembered of each, in order.
+    pub fn health(&self) -> Vec<Arc<OriginHealth>> {
+        self.members.iter().map(|m| Arc::clone(&m.health)).collect()
+    }
+}
+
+/// The part of `left` for one origin with `others` behind it.
+fn share(left: Duration, others: usize) -> Duration {
+    left / u32::try_from(others).unwrap_or(u32::MAX).saturating_add(1)
+}
+
+fn prospects(kind: FailureKind, member: &Member, ask: Ask<'_>) -> Again {
+    if kind == FailureKind::NotFound && ask.start.elapsed() < member.origin.lag() {
+        return Again::Lagging;
+    }
+    if !kind.is_transient() {
+        return Again::Never;
+    }
+    match member.health.standing() {
+        Standing::Resting(until) => Again::At(until),
+        _ => Again::Soon,
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::Read;
-    use std::sync::atomic::{AtomicU32, Ordering};
-
-    use super::*;
-    use crate::origin::Created;
-    use crate::origin::mem::MemOrigin;
-
-    /// Fails the first `failures` fetches.
-    #[derive(Debug)]
-    struct Flaky {
-        inner: MemOrigin,
-        failures: AtomicU32,
-    }
-
-    impl Origin for Flaky {
-        fn address(&self) -> String {
-            "flaky:".to_owned()
-        }
-        fn fetch(&self, object: &str, range: ByteRange) -> Result<Vec<u8>, OriginError> {
-            let left = self
-                .failures
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
-            if left.is_ok() {
-                return Err(OriginError::Unavailable {
-                    origin: self.address(),
-                    object: object.to_owned(),
-                    reason: "told to".to_owned(),
-                });
-            }
-            self.inner.fetch(object, range)
-        }
-        fn fetch_all(&self, object: &str, max_len: u64) -> Result<Vec<u8>, OriginError> {
-            self.inner.fetch_all(object, max_len)
-        }
-        fn create(&self, object: &str, content: &mut dyn Read) -> Result<Created, OriginError> {
-            self.inner.create(object, content)
-        }
-        fn replace(&self, object: &str, content: &[u8]) -> Result<(), OriginError> {
-            self.inner.replace(object, content)
-        }
-        fn list(&self, prefix: &str) -> Result<Vec<String>, OriginError> {
-            self.inner.list(prefix)
-        }
-        fn size(&self, object: &str) -> Result<u64, OriginError> {
-            self.inner.size(object)
-        }
-    }
-
-    fn flaky(failures: u32) -> Arc<dyn Origin> {
-        let inner = MemOrigin::default();
-        inner.replace("a", b"0123456789").unwrap();
-        let failures = AtomicU32::new(failures);
-        Arc::new(Flaky { inner, failures })
-    }
-
-    const RANGE: ByteRange = ByteRange { start: 2, len: 3 };
-
-    fn soon() -> Instant {
-        Instant::now() + Duration::from_secs(20)
-    }
-
-    #[test]
-    fn a_transient_failure_is_retried_and_counted() {
-        let set = OriginSet::new(vec![flaky(2)]);
-        let (fetched, spent) = set.fetch("a", RANGE, 0, soon());
-        assert_eq!(fetched.unwrap().bytes, b"234");
-        let expected = Spent {
-            requests: 3,
-            retries: 2,
-            bytes: 3,
-        };
-        assert_eq!(spent, expected);
-    }
-
-    #[test]
-    fn a_missing_object_is_not_retried_and_a_deadline_ends_retries() {
-        let set = OriginSet::new(vec![flaky(0), flaky(0)]);
-        let (fetched, spent) = set.fetch("b", RANGE, 0, soon());
-        assert!(matches!(fetched, Err(OriginError::NotFound { .. })));
-        assert_eq!(spent.requests, 2);
-        let set = OriginSet::new(vec![flaky(u32::MAX)]);
-        let (fetched, spent) = set.fetch("a", RANGE, 0, Instant::now());
-        assert!(matches!(fetched, Err(OriginError::Unavailable { .. })));
-        assert_eq!(spent.requests, 1);
-    }
-
-    #[test]
-    fn the_next_origin_serves_when_the_first_cannot() {
-        let set = OriginSet::new(vec![flaky(u32::MAX), flaky(0)]);
-        let (fetched, spent) = set.fetch("a", RANGE, 0, soon());
-        assert_eq!(fetched.unwrap().bytes, b"234");
-        assert_eq!(spent.requests, 2);
-        let (fetched, spent) = set.fetch("a", RANGE, 1, soon());
-        assert_eq!(fetched.unwrap().bytes, b"234");
-        assert_eq!(spent.requests, 1);
-    }
-
-    #[test]
-    fn pauses_grow_and_stay_below_their_bounds() {
-        for round in 0..40 {
-            assert!(pause(round) < PAUSE_MAX);
-        }
-        assert!(pause(0) < PAUSE_FIRST);
-    }
-}
+mod tests;

@@ -192,6 +192,11 @@ impl FetchQueue {
         }
     }
 
+    /// The origins that are asked.
+    pub fn origins(&self) -> &OriginSet {
+        &self.shared.origins
+    }
+
     /// Whether so many more bytes in a request are cheaper than another request, as far as the origins have shown.
     pub fn worth(&self, bytes: u64) -> bool {
         self.shared.pace.worth(bytes)

@@ -4,6 +4,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use super::{ByteRange, Created, ObjectInfo, Origin, OriginError};
 use crate::ids::to_u64;
@@ -62,6 +63,28 @@ impl Origin for CountingOrigin {
 
     fn fetch_all(&self, object: &str, max_len: u64) -> Result<Vec<u8>, OriginError> {
         self.count(self.inner.fetch_all(object, max_len))
+    }
+
+    fn fetch_within(
+        &self,
+        object: &str,
+        range: ByteRange,
+        deadline: Instant,
+    ) -> Result<Vec<u8>, OriginError> {
+        self.count(self.inner.fetch_within(object, range, deadline))
+    }
+
+    fn fetch_all_within(
+        &self,
+        object: &str,
+        max_len: u64,
+        deadline: Instant,
+    ) -> Result<Vec<u8>, OriginError> {
+        self.count(self.inner.fetch_all_within(object, max_len, deadline))
+    }
+
+    fn lag(&self) -> Duration {
+        self.inner.lag()
     }
 
     fn create(&self, object: &str, content: &mut dyn Read) -> Result<Created, OriginError> {

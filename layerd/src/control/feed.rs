@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use imgstore::fetch::health::OriginHealth;
 use imgstore::fetch::origins::OriginSet;
 use imgstore::fetch::plan::with_partner;
 use imgstore::fetch::queue::{Delivery, FetchError, FetchQueue, Priority};
 use imgstore::ids::{Digest, to_u64};
-use imgstore::origin::OriginError;
 use imgstore::store::cache::SegmentCache;
 use imgstore::store::layer::Layer;
 use layerd_client::api::Counters;
@@ -83,6 +83,12 @@ impl Feed {
     /// The data plane that lives now.
     pub(crate) fn plane(&self) -> Option<Arc<PlaneLink>> {
         self.target.plane().clone()
+    }
+
+    /// What is remembered of each origin, in order: the counters for the metrics.
+    #[expect(dead_code, reason = "the metrics will read it")]
+    pub(crate) fn health(&self) -> Vec<Arc<OriginHealth>> {
+        self.queue.origins().health()
     }
 
     /// Counts what no layer did.
@@ -281,7 +287,7 @@ impl Target {
             let segment = |index: usize| layer.manifest.segments.get(index).map(|s| s.digest());
             indexes.clone().filter_map(segment).collect()
         };
-        if matches!(error, FetchError::Origin(OriginError::NotFound { .. })) {
+        if delivery.spent.missing > 0 {
             // The packs may have been rewritten. What readers wait for is asked for again by the next read.
             match self.layers.refresh(layer) {
                 Ok(new) if new.placement != layer.placement => {
