@@ -8,7 +8,6 @@ pub mod counting;
 pub mod dir;
 pub mod http;
 pub mod mem;
-mod plain_http;
 pub mod url;
 
 use std::io::Read;

@@ -2,63 +2,67 @@
 //!
 //! A reply is trusted for nothing: status, `Content-Range`, length and encoding are checked here, and the bytes are
 //! checked against a digest by the reader. A server that ignores the range and sends the whole object is refused
-//! instead of downloaded. Retries are a decorator's part.
+//! instead of downloaded. How long what may take is in [`limits`]; retries, and whom to ask next, are the part of
+//! [`crate::fetch::origins`].
+
+mod general;
+mod limits;
+mod plain;
+mod refusal;
+mod reply;
+mod resolve;
+mod retry_after;
 
 use std::io::Read;
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::Instant;
 
-use reqwest::StatusCode;
-use reqwest::blocking::Client;
-use reqwest::header::{
-    ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, HeaderMap, RANGE,
-};
+use hyper::header::CONTENT_RANGE;
+use hyper::{Method, StatusCode};
+use reqwest::Url;
 
-use super::plain_http::{PlainHttp, Timeouts};
 use super::{ByteRange, Created, Origin, OriginError};
 use crate::ids::to_u64;
+use general::GeneralHttp;
+pub use limits::HttpLimits;
+use limits::Until;
+use plain::PlainHttp;
+use refusal::Subject;
+use reply::{Ask, Reply, content_length};
+use resolve::Resolver;
 
-/// Longest wait for a TCP or TLS connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest time for one request with its body; a segment range is at most a few MiB.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// Connections kept open for reuse.
-const IDLE_CONNECTIONS_MAX: usize = 32;
+/// What goes wrong below HTTP.
+type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// A web server.
 #[derive(Debug)]
 pub struct HttpOrigin {
+    /// The address as it may be shown.
     url: String,
+    /// Whether there is more in the address than may be shown.
+    credentials: bool,
+    /// The address itself, for the general client.
+    base: String,
+    limits: HttpLimits,
     /// The short way, for `http://`.
     plain: Option<PlainHttp>,
-    /// The general way: encryption, redirects. Made when it is first needed: it has a thread and a TLS configuration.
-    client: OnceLock<Client>,
+    /// The general way. Made when it is first needed: it has a thread and a TLS configuration.
+    general: OnceLock<GeneralHttp>,
 }
 
-/// A reply of either way: at most so many bytes of the body as were asked for, plus one.
-struct Reply {
-    status: StatusCode,
-    headers: HeaderMap,
-    body: Vec<u8>,
-}
-
-/// TLS needs one crypto provider per process.
-fn install_crypto() {
-    static ONCE: OnceLock<()> = OnceLock::new();
-    ONCE.get_or_init(|| {
-        // An error means that another part of the process installed one before: that one serves.
-        drop(rustls::crypto::ring::default_provider().install_default());
-    });
-}
-
-fn make_client() -> Result<Client, reqwest::Error> {
-    install_crypto();
-    Client::builder()
-        .connect_timeout(CONNECT_TIMEOUT)
-        .timeout(REQUEST_TIMEOUT)
-        .pool_max_idle_per_host(IDLE_CONNECTIONS_MAX)
-        .user_agent(concat!("dsec/", env!("CARGO_PKG_VERSION")))
-        .build()
+/// An address without user and password.
+pub(super) fn without_credentials(url: &str) -> String {
+    let Ok(mut parsed) = Url::parse(url) else {
+        return url.to_owned();
+    };
+    if parsed.username().is_empty() && parsed.password().is_none() {
+        return url.to_owned();
+    }
+    // They fail for addresses that can have neither.
+    if parsed.set_password(None).is_err() || parsed.set_username("").is_err() {
+        return "an address with credentials".to_owned();
+    }
+    parsed.as_str().trim_end_matches('/').to_owned()
 }
 
 impl HttpOrigin {
@@ -67,27 +71,36 @@ impl HttpOrigin {
     /// # Errors
     /// [`OriginError::Unavailable`] when the client cannot be made (no TLS roots, for example).
     pub fn open(url: &str) -> Result<Self, OriginError> {
-        let timeouts = Timeouts {
-            connect: CONNECT_TIMEOUT,
-            request: REQUEST_TIMEOUT,
-        };
+        Self::open_with(url, HttpLimits::default())
+    }
+
+    /// As [`HttpOrigin::open`], with other limits.
+    ///
+    /// # Errors
+    /// As for [`HttpOrigin::open`].
+    pub fn open_with(url: &str, limits: HttpLimits) -> Result<Self, OriginError> {
+        let shown = without_credentials(url);
         let origin = Self {
-            url: url.to_owned(),
-            plain: PlainHttp::new(url, timeouts),
-            client: OnceLock::new(),
+            credentials: shown != url,
+            url: shown,
+            base: url.to_owned(),
+            limits,
+            plain: PlainHttp::new(url, limits, Resolver::system()),
+            general: OnceLock::new(),
         };
         if origin.plain.is_none() {
-            origin.client("")?;
+            origin.general("")?;
         }
         Ok(origin)
     }
 
-    fn client(&self, object: &str) -> Result<&Client, OriginError> {
-        if let Some(client) = self.client.get() {
-            return Ok(client);
+    fn general(&self, object: &str) -> Result<&GeneralHttp, OriginError> {
+        if let Some(general) = self.general.get() {
+            return Ok(general);
         }
-        let client = make_client().map_err(|e| self.unavailable(object, describe(&e)))?;
-        Ok(self.client.get_or_init(|| client))
+        let general = GeneralHttp::new(&self.base, self.limits)
+            .map_err(|e| self.unavailable(object, chain(&*e)))?;
+        Ok(self.general.get_or_init(|| general))
     }
 
     fn unavailable(&self, object: &str, reason: String) -> OriginError {
@@ -112,98 +125,108 @@ impl HttpOrigin {
         }
     }
 
-    /// GET of at most `body_max` bytes (and one more, so that too long a body is noticed).
-    fn get(&self, object: &str, range: Option<&str>, body_max: u64) -> Result<Reply, OriginError> {
+    /// Sends a request, the short way if that leads there; the reply's status is one to look at.
+    fn send(&self, ask: &Ask<'_>) -> Result<Reply, OriginError> {
+        let failed = |e: Failure| self.unavailable(ask.object, chain(&*e));
         let reply = match &self.plain {
-            Some(plain) => {
-                let reply = plain
-                    .get(object, range, body_max)
-                    .map_err(|e| self.unavailable(object, chain(&*e)))?;
-                Reply {
-                    status: reply.parts.status,
-                    headers: reply.parts.headers,
-                    body: reply.body,
-                }
-            }
-            None => self.get_generally(object, range, body_max)?,
+            Some(plain) => plain.send(ask).map_err(failed)?,
+            None => self.general(ask.object)?.send(ask).map_err(failed)?,
         };
         let reply = if self.plain.is_some() && reply.status.is_redirection() {
-            self.get_generally(object, range, body_max)?
+            self.general(ask.object)?.send(ask).map_err(failed)?
         } else {
             reply
         };
-        self.check(object, reply.status, &reply.headers)?;
+        let subject = Subject {
+            origin: &self.url,
+            object: ask.object,
+            credentials: self.credentials,
+        };
+        refusal::check(subject, reply.status, &reply.headers)?;
+        if reply.status != ask.wanted {
+            let asked = ask.range.map(|range| format!(" for `Range: {range}`"));
+            return Err(self.wrong(
+                ask.object,
+                format!(
+                    "HTTP status {}{}",
+                    ask.wanted.as_u16(),
+                    asked.unwrap_or_default()
+                ),
+                format!("HTTP status {}", reply.status),
+            ));
+        }
         Ok(reply)
     }
 
-    fn get_generally(
+    fn get_range(
         &self,
         object: &str,
-        range: Option<&str>,
-        body_max: u64,
-    ) -> Result<Reply, OriginError> {
-        let mut request = self
-            .client(object)?
-            .get(format!("{}/{object}", self.url))
-            .header(ACCEPT_ENCODING, "identity");
-        if let Some(range) = range {
-            request = request.header(RANGE, range);
+        range: ByteRange,
+        until: Until,
+    ) -> Result<Vec<u8>, OriginError> {
+        let last = range.start.saturating_add(range.len).saturating_sub(1);
+        let asked = format!("bytes={}-{last}", range.start);
+        let reply = self.send(&Ask {
+            method: Method::GET,
+            object,
+            range: Some(&asked),
+            wanted: StatusCode::PARTIAL_CONTENT,
+            body_max: range.len,
+            until,
+        })?;
+        let header = reply
+            .headers
+            .get(CONTENT_RANGE)
+            .map(|v| String::from_utf8_lossy(v.as_bytes()).into_owned());
+        if header.as_deref().and_then(parse_content_range) != Some((range.start, last)) {
+            return Err(self.wrong(
+                object,
+                format!("`Content-Range: bytes {}-{last}/…`", range.start),
+                header.unwrap_or_else(|| "none".to_owned()),
+            ));
         }
-        let reply = request
-            .send()
-            .map_err(|e| self.unavailable(object, describe(&e)))?;
-        let (status, headers) = (reply.status(), reply.headers().clone());
-        let mut body = Vec::new();
-        reply
-            .take(body_max.saturating_add(1))
-            .read_to_end(&mut body)
-            .map_err(|e| {
-                let got = body.len();
-                self.unavailable(object, format!("body cut off after {got} bytes: {e}"))
-            })?;
-        Ok(Reply {
-            status,
-            headers,
-            body,
-        })
+        self.check_length(object, &reply, format!("{} bytes", range.len), |len| {
+            len == range.len
+        })?;
+        Ok(reply.body)
     }
 
-    fn check(
+    fn get_whole(&self, object: &str, max_len: u64, until: Until) -> Result<Vec<u8>, OriginError> {
+        let reply = self.send(&Ask {
+            method: Method::GET,
+            object,
+            range: None,
+            wanted: StatusCode::OK,
+            body_max: max_len,
+            until,
+        })?;
+        self.check_length(object, &reply, format!("at most {max_len} bytes"), |len| {
+            len <= max_len
+        })?;
+        Ok(reply.body)
+    }
+
+    /// Whether what is announced and what came are what they may be, and the same.
+    fn check_length(
         &self,
         object: &str,
-        status: StatusCode,
-        headers: &HeaderMap,
+        reply: &Reply,
+        expected: String,
+        right: impl Fn(u64) -> bool,
     ) -> Result<(), OriginError> {
-        if status == StatusCode::NOT_FOUND || status == StatusCode::GONE {
-            return Err(OriginError::NotFound {
-                origin: self.url.clone(),
-                object: object.to_owned(),
-            });
+        let announced = content_length(&reply.headers);
+        if let Some(len) = announced.filter(|len| !right(*len)) {
+            return Err(self.wrong(object, expected, format!("{len} bytes announced")));
         }
-        if !status.is_success() && status != StatusCode::RANGE_NOT_SATISFIABLE {
-            return Err(self.unavailable(object, format!("HTTP status {status}")));
+        let len = to_u64(reply.body.len());
+        if !right(len) || announced.is_some_and(|n| n != len) {
+            return Err(self.wrong(object, expected, format!("{len} bytes")));
         }
-        match headers.get(CONTENT_ENCODING) {
-            Some(encoding) if encoding.as_bytes() != b"identity" => {
-                let encoding = String::from_utf8_lossy(encoding.as_bytes()).into_owned();
-                let found = format!("`Content-Encoding: {encoding}`");
-                Err(self.wrong(object, "an unencoded body", found))
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }
 
-fn content_length(headers: &HeaderMap) -> Option<u64> {
-    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
-}
-
-/// reqwest's text without its sources hides the cause ("error sending request"); join them.
-fn describe(error: &reqwest::Error) -> String {
-    chain(error)
-}
-
-/// An error and all its causes.
+/// An error and all its causes: the text of the outermost one alone hides the reason.
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -227,65 +250,37 @@ impl Origin for HttpOrigin {
     }
 
     fn fetch(&self, object: &str, range: ByteRange) -> Result<Vec<u8>, OriginError> {
-        let last = range.start.saturating_add(range.len).saturating_sub(1);
-        let asked = format!("bytes={}-{last}", range.start);
-        let reply = self.get(object, Some(&asked), range.len)?;
-        if reply.status != StatusCode::PARTIAL_CONTENT {
-            return Err(self.wrong(
-                object,
-                format!("HTTP status 206 for `Range: {asked}`"),
-                format!("HTTP status {}", reply.status),
-            ));
-        }
-        let header = reply
-            .headers
-            .get(CONTENT_RANGE)
-            .map(|v| String::from_utf8_lossy(v.as_bytes()).into_owned());
-        if header.as_deref().and_then(parse_content_range) != Some((range.start, last)) {
-            return Err(self.wrong(
-                object,
-                format!("`Content-Range: bytes {}-{last}/…`", range.start),
-                header.unwrap_or_else(|| "none".to_owned()),
-            ));
-        }
-        let body = reply.body;
-        if to_u64(body.len()) != range.len {
-            return Err(self.wrong(
-                object,
-                format!("{} bytes", range.len),
-                format!("{} bytes", body.len()),
-            ));
-        }
-        Ok(body)
+        self.get_range(object, range, Until::default())
+    }
+
+    fn fetch_within(
+        &self,
+        object: &str,
+        range: ByteRange,
+        deadline: Instant,
+    ) -> Result<Vec<u8>, OriginError> {
+        let until = Until {
+            begin: Some(deadline),
+            end: Some(deadline),
+        };
+        self.get_range(object, range, until)
     }
 
     fn fetch_all(&self, object: &str, max_len: u64) -> Result<Vec<u8>, OriginError> {
-        let reply = self.get(object, None, max_len)?;
-        if reply.status != StatusCode::OK {
-            return Err(self.wrong(
-                object,
-                "HTTP status 200",
-                format!("HTTP status {}", reply.status),
-            ));
-        }
-        let announced = content_length(&reply.headers);
-        if announced.is_some_and(|n| n > max_len) {
-            return Err(self.wrong(
-                object,
-                format!("at most {max_len} bytes"),
-                format!("{} bytes announced", announced.unwrap_or(0)),
-            ));
-        }
-        let body = reply.body;
-        let len = to_u64(body.len());
-        if len > max_len || announced.is_some_and(|n| n != len) {
-            return Err(self.wrong(
-                object,
-                format!("{} bytes", announced.unwrap_or(max_len)),
-                format!("{len} bytes"),
-            ));
-        }
-        Ok(body)
+        self.get_whole(object, max_len, Until::default())
+    }
+
+    fn fetch_all_within(
+        &self,
+        object: &str,
+        max_len: u64,
+        deadline: Instant,
+    ) -> Result<Vec<u8>, OriginError> {
+        let until = Until {
+            begin: Some(deadline),
+            end: None,
+        };
+        self.get_whole(object, max_len, until)
     }
 
     fn create(&self, _object: &str, _content: &mut dyn Read) -> Result<Created, OriginError> {
@@ -310,14 +305,34 @@ impl Origin for HttpOrigin {
     }
 
     fn size(&self, object: &str) -> Result<u64, OriginError> {
-        let reply = self
-            .client(object)?
-            .head(format!("{}/{object}", self.url))
-            .header(ACCEPT_ENCODING, "identity")
-            .send()
-            .map_err(|e| self.unavailable(object, describe(&e)))?;
-        self.check(object, reply.status(), reply.headers())?;
-        let length = content_length(reply.headers());
+        let reply = self.send(&Ask {
+            method: Method::HEAD,
+            object,
+            range: None,
+            wanted: StatusCode::OK,
+            body_max: 0,
+            until: Until::default(),
+        })?;
+        let length = content_length(&reply.headers);
         length.ok_or_else(|| self.wrong(object, "a `Content-Length` header", "none"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_are_not_shown() {
+        for (url, shown) in [
+            ("http://user:word@host:81/x", "http://host:81/x"),
+            ("https://token@host", "https://host"),
+            ("http://host/a@b:c", "http://host/a@b:c"),
+            ("http://[::1]:8000/x", "http://[::1]:8000/x"),
+        ] {
+            assert_eq!(without_credentials(url), shown);
+            let origin = HttpOrigin::open(url).unwrap();
+            assert_eq!(origin.address(), shown);
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::dir::DirOrigin;
-use super::http::HttpOrigin;
+use super::http::{HttpOrigin, without_credentials};
 use super::{Origin, OriginError};
 
 /// A parsed `--origin`.
@@ -48,7 +48,8 @@ impl fmt::Display for OriginUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Dir(path) => write!(f, "dir:{}", path.display()),
-            Self::Http(url) => f.write_str(url),
+            // It may have a password in it.
+            Self::Http(url) => f.write_str(&without_credentials(url)),
         }
     }
 }

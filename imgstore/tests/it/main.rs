@@ -7,11 +7,17 @@
     reason = "test helpers: a broken expectation is a failed test"
 )]
 
+#[allow(
+    dead_code,
+    reason = "each of the test binaries with this file uses a part of it"
+)]
+mod bad_web;
 mod build;
 mod damage;
 mod disk_folder;
 mod fidelity;
 mod golden;
+mod http;
 mod kernel_mount;
 mod model;
 mod observe;
