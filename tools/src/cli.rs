@@ -81,6 +81,11 @@ pub(crate) enum Command {
         #[arg(long)]
         skip_sockets: bool,
     },
+    /// Check a cache folder that no layerd uses, and mend it; exit status 1 if anything was damaged.
+    #[command(after_help = "Examples:
+  dsec fsck --cache /var/cache/dsec
+  dsec fsck --cache /var/cache/dsec --repair --json")]
+    Fsck(crate::commands::fsck::FsckArgs),
     /// Mount layers, base first, then workspace, toolkits on top.
     #[command(after_help = "Examples:
   dsec mount base/python:3.11 workspace/repo:a1b2 toolkit/uv:0.9 /mnt --rw

@@ -4,6 +4,8 @@ mod bench;
 mod build;
 mod export;
 pub(crate) mod gc;
+pub(crate) mod fsck;
+mod fsck_cache;
 mod inspect;
 mod layers;
 pub(crate) mod lease;
@@ -30,6 +32,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
             to,
             skip_sockets,
         } => export::run(&on, &to, skip_sockets),
+        Command::Fsck(args) => fsck::run(&args),
         Command::Mount(args) => crate::mounts::mount(&args),
         Command::Umount(args) => crate::mounts::umount(&args),
         Command::Stats(args) => crate::mounts::stats(&args),

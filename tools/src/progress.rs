@@ -20,6 +20,19 @@ pub(crate) fn bar() -> ProgressBar {
     bar
 }
 
+/// A bar that counts `what`. Hidden when standard error is no terminal.
+pub(crate) fn count(what: &'static str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+    let style = ProgressStyle::with_template("checking   [{bar:16}] {pos}/{len} {msg} {eta} left");
+    bar.set_style(
+        style
+            .unwrap_or_else(|_| ProgressStyle::default_bar())
+            .progress_chars("=> "),
+    );
+    bar.set_message(what);
+    bar
+}
+
 /// Shows a build's phases on `bar`.
 pub(crate) fn build(bar: &ProgressBar) -> Progress {
     let bar = bar.clone();

@@ -92,21 +92,8 @@ pub fn decode(frame: &[u8], plain_len: u64) -> Result<Vec<u8>, FormatError> {
 /// # Errors
 /// As for [`decode`]; what is in `plain` then is undefined.
 pub fn decode_into(frame: &[u8], plain: &mut [u8]) -> Result<(), FormatError> {
-    thread_local! {
-        // Making zstd's state costs some 15 us, a tenth of what a segment takes.
-        static STATE: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
-    }
     let expected = plain.len();
-    let unpack = |state: &mut Option<Decompressor<'static>>| {
-        let state = match state {
-            Some(state) => state,
-            None => state.insert(Decompressor::new()?),
-        };
-        state.decompress_to_buffer(frame, plain)
-    };
-    let found = STATE
-        .with_borrow_mut(unpack)
-        .map_err(|e| FormatError::new("zstd frame", format!("{expected} plain bytes"), e))?;
+    let found = decode_some(frame, plain)?;
     if found != expected {
         return Err(FormatError::new(
             "plain length of zstd frame",
@@ -115,6 +102,28 @@ pub fn decode_into(frame: &[u8], plain: &mut [u8]) -> Result<(), FormatError> {
         ));
     }
     Ok(())
+}
+
+/// Decompresses a frame of unknown length into the start of `plain`; how many bytes it held.
+///
+/// # Errors
+/// As for [`decode`], also when `plain` is too short.
+pub fn decode_some(frame: &[u8], plain: &mut [u8]) -> Result<usize, FormatError> {
+    thread_local! {
+        // Making zstd's state costs some 15 us, a tenth of what a segment takes.
+        static STATE: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
+    }
+    let room = plain.len();
+    let unpack = |state: &mut Option<Decompressor<'static>>| {
+        let state = match state {
+            Some(state) => state,
+            None => state.insert(Decompressor::new()?),
+        };
+        state.decompress_to_buffer(frame, plain)
+    };
+    STATE
+        .with_borrow_mut(unpack)
+        .map_err(|e| FormatError::new("zstd frame", format!("{room} plain bytes"), e))
 }
 
 /// The seek table of a pack: (stored bytes, plain bytes) of each frame in order.

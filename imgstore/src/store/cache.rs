@@ -12,6 +12,11 @@
 //! Two processes share the folder: the data plane only reads ([`SegmentFiles`]), the control process writes, counts and
 //! evicts ([`SegmentCache`]).
 
+pub mod fsck;
+pub mod kept;
+pub mod lock;
+pub mod names;
+
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, IoSlice, Read, Seek, SeekFrom, Write};
