@@ -4,6 +4,7 @@
 //! or start the data plane, take over mounts, and count the cache. It ends in two ways: SIGTERM or SIGINT unmount
 //! everything and end the data plane; SIGUSR1 leaves both to the next control process (an upgrade).
 
+mod cache;
 mod feed;
 mod layers;
 mod link;
@@ -16,7 +17,7 @@ mod server;
 mod service;
 mod table;
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -29,8 +30,9 @@ use imgstore::fetch::origins::OriginSet;
 use imgstore::origin::counting::{CountingOrigin, Traffic};
 use imgstore::origin::url::OriginUrl;
 use imgstore::origin::{Origin, OriginError};
-use imgstore::store::cache::{CacheError, SegmentCache};
-use rustix::fs::FlockOperation;
+use imgstore::store::cache::disk::RealDisk;
+use imgstore::store::cache::lock::{CacheLock, LockError};
+use imgstore::store::cache::{CacheError, CacheSettings, SegmentCache};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::paths::Paths;
@@ -50,8 +52,10 @@ pub(crate) struct ControlConfig {
     pub(crate) cache: PathBuf,
     /// Where to listen.
     pub(crate) socket: PathBuf,
-    /// Bytes of segments kept on disk.
+    /// Bytes of disk that the cache may take.
     pub(crate) cache_bytes_max: u64,
+    /// Free bytes that it leaves to others; `None`: the usual.
+    pub(crate) cache_reserve_bytes: Option<u64>,
     /// How long a reader waits for an origin.
     pub(crate) patience: Duration,
     /// Bytes of plain segments the data plane keeps in memory.
@@ -70,8 +74,8 @@ pub(crate) enum ControlError {
         #[source]
         source: io::Error,
     },
-    #[error("another layerd uses the cache `{0}`; end it or use another `--cache`")]
-    CacheTaken(PathBuf),
+    #[error(transparent)]
+    Lock(#[from] LockError),
     #[error("another layerd answers at `{0}`; end it or use another `--socket`")]
     SocketTaken(PathBuf),
     #[error(transparent)]
@@ -87,8 +91,13 @@ fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ControlE
     move |source| ControlError::Io { what, path, source }
 }
 
-/// Takes the cache for this process; the lock ends with it.
-fn take_cache(paths: &Paths) -> Result<File, ControlError> {
+/// Takes the cache for this process and opens it; the lock ends with the process.
+fn take_cache(paths: &Paths, config: &ControlConfig) -> Result<Arc<SegmentCache>, ControlError> {
+    let lock = CacheLock::take(paths.root(), "layerd")?;
+    let settings =
+        CacheSettings::new(config.cache_bytes_max).with_reserve(config.cache_reserve_bytes);
+    // First, because it refuses a folder of another version before anything is changed.
+    let cache = SegmentCache::open(paths.root(), lock, settings, Arc::new(RealDisk))?;
     for folder in paths.private() {
         fs::create_dir_all(&folder).map_err(failed("create", &folder))?;
         fs::set_permissions(&folder, Permissions::from_mode(0o700))
@@ -97,20 +106,7 @@ fn take_cache(paths: &Paths) -> Result<File, ControlError> {
     for folder in [paths.layer_mounts(), paths.records()] {
         fs::create_dir_all(&folder).map_err(failed("create", &folder))?;
     }
-    let path = paths.lock();
-    let file = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
-        .map_err(failed("open", &path))?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            Err(ControlError::CacheTaken(paths.root().to_owned()))
-        }
-        Err(e) => Err(failed("lock", &path)(e.into())),
-    }
+    Ok(Arc::new(cache))
 }
 
 /// Listens at `path`. A socket that nobody answers at is a left-over and is replaced.
@@ -134,15 +130,18 @@ fn take_socket(path: &Path) -> Result<UnixListener, ControlError> {
     Ok(listener)
 }
 
-fn build(config: &ControlConfig, paths: Paths) -> Result<Service, ControlError> {
-    let cache = Arc::new(SegmentCache::open(paths.root(), config.cache_bytes_max)?);
+fn build(
+    config: &ControlConfig,
+    paths: Paths,
+    cache: Arc<SegmentCache>,
+) -> Result<Service, ControlError> {
     let names = Arc::new(Traffic::default());
     let opened: Result<Vec<_>, _> = config.origins.iter().map(OriginUrl::open).collect();
     let origins = OriginSet::new(opened?);
     let counted = origins.decorated(|origin| {
         Arc::new(CountingOrigin::new(origin, Arc::clone(&names))) as Arc<dyn Origin>
     });
-    let layers = Arc::new(LayerStore::new(paths.clone(), counted));
+    let layers = Arc::new(LayerStore::new(paths.clone(), counted, Arc::clone(&cache)));
     let feed = Feed::new(
         origins,
         config.patience,
@@ -159,7 +158,6 @@ fn build(config: &ControlConfig, paths: Paths) -> Result<Service, ControlError> 
     Ok(Service {
         mounts: MountService::new(paths, layers, feed, config.directio),
         cache,
-        cache_bytes_max: config.cache_bytes_max,
         starter,
         names,
         counted: std::sync::Mutex::new((0, 0)),
@@ -185,9 +183,9 @@ pub(crate) fn run(config: &ControlConfig) -> Result<(), ControlError> {
     fs::create_dir_all(&config.cache).map_err(failed("create", &config.cache))?;
     let root = fs::canonicalize(&config.cache).map_err(failed("use", &config.cache))?;
     let paths = Paths::new(&root);
-    let lock = take_cache(&paths)?;
+    let cache = take_cache(&paths, config)?;
     let listener = take_socket(&config.socket)?;
-    let service = Arc::new(build(config, paths)?);
+    let service = Arc::new(build(config, paths, cache)?);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -214,7 +212,6 @@ pub(crate) fn run(config: &ControlConfig) -> Result<(), ControlError> {
     };
     fs::remove_file(&config.socket).map_err(failed("remove", &config.socket))?;
     runtime.shutdown_background();
-    drop(lock);
     result
 }
 
@@ -242,9 +239,7 @@ async fn serve(
                 return;
             }
             drop(guarded);
-            if let Err(error) = recovering.cache.scan() {
-                tracing::error!(%error, "cannot count the cache; it is bounded by what is added from now on");
-            }
+            cache::keep(&recovering.cache);
         })?;
     // Requests are accepted when they can only queue up behind the recovery.
     if lock_held.await.is_err() {

@@ -45,9 +45,12 @@ struct ControlArgs {
     /// Socket for `dsec mount` and others.
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
-    /// Most bytes of cached segments.
+    /// Most bytes of disk that the cache takes: segments, descriptions of layers, files being written.
     #[arg(long, value_name = "SIZE", default_value = "20GiB", value_parser = parse_size)]
     cache_size: u64,
+    /// Free space of the cache's disk that is left to others [default: 512MiB, at most a twentieth of the disk].
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    cache_reserve: Option<u64>,
     /// How long a reader waits for an origin before it gets EIO.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
     read_deadline: Duration,
@@ -127,6 +130,7 @@ fn main() -> ExitCode {
         cache: args.cache,
         socket: args.socket,
         cache_bytes_max: args.cache_size,
+        cache_reserve_bytes: args.cache_reserve,
         patience: args.read_deadline,
         memory_bytes_max: args.memory,
         directio: !args.buffered,

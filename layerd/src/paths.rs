@@ -2,8 +2,7 @@
 //!
 //! ```text
 //! CACHE/lock                      held by the control process
-//! CACHE/segments, CACHE/tmp       cached frames (imgstore::store::cache)
-//! CACHE/layers/<digest>/          manifest.json, placement.json, meta.erofs of layers that were mounted
+//! CACHE/cache.json, segments, layers, pins, tmp     the cache proper (imgstore::store::cache::names)
 //! CACHE/rw/<id>/{upper,work}      what was written into a composition
 //! CACHE/run/data-plane.sock       the data plane listens here
 //! CACHE/run/fuse/                 the FUSE mount, one file a layer
@@ -14,13 +13,8 @@
 use std::path::{Path, PathBuf};
 
 use imgstore::ids::Digest;
-
-/// Name of a layer's manifest in its folder.
-pub(crate) const MANIFEST: &str = "manifest.json";
-/// Name of a layer's placement.
-pub(crate) const PLACEMENT: &str = "placement.json";
-/// Name of a layer's metadata image.
-pub(crate) const META: &str = "meta.erofs";
+use imgstore::store::cache::names;
+pub(crate) use imgstore::store::cache::names::{MANIFEST, META};
 
 /// The cache's root, and all that is found from it.
 #[derive(Debug, Clone)]
@@ -38,10 +32,6 @@ impl Paths {
 
     pub(crate) fn root(&self) -> &Path {
         &self.root
-    }
-
-    pub(crate) fn lock(&self) -> PathBuf {
-        self.root.join("lock")
     }
 
     /// Folder of everything that lasts only as long as mounts do.
@@ -73,13 +63,13 @@ impl Paths {
 
     /// Folders that only root may enter. In them are files of whole systems, setuid programs among them, and what is
     /// written into compositions.
-    pub(crate) fn private(&self) -> [PathBuf; 5] {
-        ["run", "rw", "layers", "segments", "tmp"].map(|name| self.root.join(name))
+    pub(crate) fn private(&self) -> [PathBuf; 6] {
+        ["run", "rw", "layers", "segments", "pins", "tmp"].map(|name| self.root.join(name))
     }
 
     /// Folder of what describes a layer.
     pub(crate) fn layer(&self, layer: &Digest) -> PathBuf {
-        self.root.join("layers").join(layer.to_hex())
+        self.root.join(names::LAYERS).join(layer.to_hex())
     }
 
     /// Folder of what was written into a composition.

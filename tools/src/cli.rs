@@ -81,6 +81,16 @@ pub(crate) enum Command {
         #[arg(long)]
         skip_sockets: bool,
     },
+    /// Show what is in layerd's cache, and say what must stay there.
+    #[command(after_help = "Examples:
+  dsec cache ls
+  dsec cache pin base/python:3.11
+  dsec cache unpin base/python:3.11")]
+    Cache {
+        /// What to do.
+        #[command(subcommand)]
+        what: crate::commands::cache::CacheCommand,
+    },
     /// Check a cache folder that no layerd uses, and mend it; exit status 1 if anything was damaged.
     #[command(after_help = "Examples:
   dsec fsck --cache /var/cache/dsec

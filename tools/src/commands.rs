@@ -2,10 +2,11 @@
 
 mod bench;
 mod build;
+pub(crate) mod cache;
 mod export;
-pub(crate) mod gc;
 pub(crate) mod fsck;
 mod fsck_cache;
+pub(crate) mod gc;
 mod inspect;
 mod layers;
 pub(crate) mod lease;
@@ -24,6 +25,7 @@ pub(crate) type Failure = Box<dyn std::error::Error>;
 pub(crate) fn run(cli: Cli) -> ExitCode {
     let done = match cli.command {
         Command::Build(args) => build::run(&args),
+        Command::Cache { what } => cache::run(&what),
         Command::Layers { origin, json } => layers::run(&origin, json),
         Command::Inspect(on) => inspect::run(&on),
         Command::Verify(on) => verify::run(&on),

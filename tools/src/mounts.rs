@@ -16,7 +16,7 @@ use crate::output;
 pub(crate) struct SocketArg {
     /// layerd's socket.
     #[arg(long, value_name = "PATH", env = "DSEC_SOCKET", default_value = DEFAULT_SOCKET)]
-    socket: PathBuf,
+    pub(crate) socket: PathBuf,
 }
 
 /// `dsec mount`.

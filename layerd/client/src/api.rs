@@ -155,12 +155,44 @@ pub struct MountStats {
 /// State of the cache on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CacheStats {
-    /// Bytes of segments kept.
+    /// Bytes of disk that the cache takes: segments, descriptions of layers, folders, files being written.
     pub bytes_used: u64,
     /// The limit.
     pub bytes_max: u64,
     /// Segments evicted since the control process started.
     pub evicted: u64,
+    /// Segments in the cache.
+    #[serde(default)]
+    pub segments: u64,
+    /// Of the bytes, descriptions of layers.
+    #[serde(default)]
+    pub layer_bytes: u64,
+    /// Segments that were served and not kept, since the control process started.
+    #[serde(default)]
+    pub not_kept: u64,
+    /// Errors of the cache's disk since then.
+    #[serde(default)]
+    pub disk_errors: u64,
+    /// Whether what earlier runs left is counted; the limit holds from then on.
+    #[serde(default)]
+    pub counted: bool,
+    /// Whether the disk is left alone for a while, because it is full or failing.
+    #[serde(default)]
+    pub disk: CacheDisk,
+}
+
+/// How the cache's disk is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum CacheDisk {
+    /// It is used.
+    #[default]
+    Fine,
+    /// Others have filled it; segments are served without being kept.
+    Full,
+    /// It answers with errors; segments are served without being kept.
+    Failing,
 }
 
 /// `GET /v1/stats`.

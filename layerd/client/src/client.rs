@@ -17,6 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::api::{ApiError, Mount, MountRequest, Mounts, Stats, UmountRequest};
+use crate::cache::{CacheContents, PinRequest, Pinned};
 
 /// How long a layerd that is being started is waited for.
 const START_TIMEOUT: Duration = Duration::from_secs(2);
@@ -101,6 +102,30 @@ impl Client {
     /// As for [`Client::mount`].
     pub fn mounts(&self) -> Result<Mounts, ClientError> {
         self.send(Method::GET, "/v1/mounts", None::<&()>)
+    }
+
+    /// What is in the cache.
+    ///
+    /// # Errors
+    /// As for [`Client::mount`].
+    pub fn cache(&self) -> Result<CacheContents, ClientError> {
+        self.send(Method::GET, "/v1/cache", None::<&()>)
+    }
+
+    /// Pins a layer in the cache.
+    ///
+    /// # Errors
+    /// As for [`Client::mount`].
+    pub fn pin(&self, request: &PinRequest) -> Result<Pinned, ClientError> {
+        self.send(Method::POST, "/v1/cache/pins", Some(request))
+    }
+
+    /// Takes a pin away.
+    ///
+    /// # Errors
+    /// As for [`Client::mount`].
+    pub fn unpin(&self, request: &PinRequest) -> Result<Pinned, ClientError> {
+        self.send(Method::DELETE, "/v1/cache/pins", Some(request))
     }
 
     /// All counters.

@@ -4,4 +4,5 @@
 //! replies, [`client`] sends them.
 
 pub mod api;
+pub mod cache;
 pub mod client;

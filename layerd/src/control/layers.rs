@@ -8,25 +8,28 @@ use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use imgstore::fetch::origins::OriginSet;
 use imgstore::format::erofs::check::check;
 use imgstore::format::manifest::Manifest;
+use imgstore::format::names;
 use imgstore::format::placement::Placement;
-use imgstore::format::{FormatError, names};
 use imgstore::ids::{Digest, LayerRef};
+use imgstore::store::cache::names::{MANIFEST, META, PLACEMENT};
+use imgstore::store::cache::{CacheError, LayerHold, SegmentCache, kept};
 use imgstore::store::layer::{self, Layer, LayerError};
 
-use crate::paths::{self, Paths};
+use crate::paths::Paths;
 
 /// Why a layer cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LayersError {
     #[error(transparent)]
     Layer(#[from] LayerError),
-    #[error("cannot keep `{path}`: {source}")]
+    #[error("cannot keep what describes a layer: {0}")]
+    Cache(#[from] CacheError),
+    #[error("cannot remove `{path}`: {source}")]
     Io {
         path: PathBuf,
         #[source]
@@ -34,47 +37,23 @@ pub(crate) enum LayersError {
     },
 }
 
-/// A placement as it is kept: its own digest in the first line, for nothing else names it. A wrong offset could never
-/// become a wrong byte, but it would become EIO for ever.
-fn seal(placement: &Placement) -> Vec<u8> {
-    let bytes = placement.to_bytes();
-    let mut sealed = Digest::of(&bytes).to_hex().into_bytes();
-    sealed.push(b'\n');
-    sealed.extend(bytes);
-    sealed
-}
-
-fn unseal(sealed: &[u8]) -> Result<&[u8], FormatError> {
-    let (head, bytes) = sealed.split_at_checked(65).unwrap_or_default();
-    let found = Digest::of(bytes).to_hex();
-    if head.strip_suffix(b"\n") == Some(found.as_bytes()) {
-        return Ok(bytes);
-    }
-    let expected = String::from_utf8_lossy(head).into_owned();
-    Err(FormatError::new(
-        "digest of a kept placement",
-        expected,
-        found,
-    ))
-}
-
 /// See the head of this file.
 #[derive(Debug)]
 pub(crate) struct LayerStore {
     paths: Paths,
     origins: OriginSet,
+    cache: Arc<SegmentCache>,
     loaded: Mutex<HashMap<Digest, Arc<Layer>>>,
-    next_tmp: AtomicU64,
 }
 
 impl LayerStore {
-    /// Layers of `origins`, kept below `paths`.
-    pub(crate) fn new(paths: Paths, origins: OriginSet) -> Self {
+    /// Layers of `origins`, kept below `paths` by `cache`.
+    pub(crate) fn new(paths: Paths, origins: OriginSet, cache: Arc<SegmentCache>) -> Self {
         Self {
             paths,
             origins,
+            cache,
             loaded: Mutex::new(HashMap::new()),
-            next_tmp: AtomicU64::new(0),
         }
     }
 
@@ -96,6 +75,11 @@ impl LayerStore {
         self.loaded().get(digest).cloned()
     }
 
+    /// Keeps a layer's files from being evicted for as long as the result lives. Take it before loading the layer.
+    pub(crate) fn hold(&self, digest: Digest) -> LayerHold {
+        self.cache.hold_layer(digest)
+    }
+
     /// Forgets a layer; its files stay.
     pub(crate) fn unload(&self, digest: &Digest) {
         self.loaded().remove(digest);
@@ -112,7 +96,7 @@ impl LayerStore {
         let folder = self.paths.layer(digest);
         let (manifest, placement) = match self.local(&folder, digest) {
             Some(both) => both,
-            None => self.fetch(&folder, digest)?,
+            None => self.fetch(digest)?,
         };
         let layer = Arc::new(Layer {
             digest: *digest,
@@ -124,27 +108,55 @@ impl LayerStore {
     }
 
     fn local(&self, folder: &Path, digest: &Digest) -> Option<(Manifest, Placement)> {
-        let bytes = fs::read(folder.join(paths::MANIFEST)).ok()?;
+        let bytes = fs::read(folder.join(MANIFEST)).ok()?;
         let manifest = Manifest::parse(&bytes, digest)
             .inspect_err(|error| tracing::warn!(layer = %digest, %error, "fetching a damaged manifest again"))
             .ok()?;
-        let bytes = fs::read(folder.join(paths::PLACEMENT)).ok()?;
-        let placement = unseal(&bytes)
+        let bytes = fs::read(folder.join(PLACEMENT)).ok()?;
+        let placement = kept::unseal(&bytes, "digest of a kept placement")
             .and_then(|bytes| Placement::parse(bytes, digest, &manifest))
             .inspect_err(|error| tracing::warn!(layer = %digest, %error, "fetching a damaged placement again"))
             .ok()?;
         Some((manifest, placement))
     }
 
-    fn fetch(&self, folder: &Path, digest: &Digest) -> Result<(Manifest, Placement), LayersError> {
+    /// The segments of a layer that is loaded or described on disk.
+    pub(crate) fn segments(&self, digest: &Digest) -> Option<Vec<Digest>> {
+        let of = |manifest: &Manifest| manifest.segments.iter().map(|s| s.digest()).collect();
+        if let Some(layer) = self.get(digest) {
+            return Some(of(&layer.manifest));
+        }
+        let bytes = fs::read(self.paths.layer(digest).join(MANIFEST)).ok()?;
+        Some(of(&Manifest::parse(&bytes, digest).ok()?))
+    }
+
+    fn fetch(&self, digest: &Digest) -> Result<(Manifest, Placement), LayersError> {
         let (bytes, manifest, placement) = self.origins.first(|origin| {
             let (bytes, manifest) = layer::read_manifest_bytes(origin, digest)?;
             let placement = layer::read_placement(origin, digest, &manifest)?;
             Ok((bytes, manifest, placement))
         })?;
-        self.keep(&folder.join(paths::MANIFEST), &bytes)?;
-        self.keep(&folder.join(paths::PLACEMENT), &seal(&placement))?;
+        self.cache.put_layer_file(digest, MANIFEST, &bytes)?;
+        self.keep_placement(digest, &placement)?;
         Ok((manifest, placement))
+    }
+
+    fn keep_placement(&self, digest: &Digest, placement: &Placement) -> Result<(), LayersError> {
+        let sealed = kept::seal(&placement.to_bytes());
+        Ok(self.cache.put_layer_file(digest, PLACEMENT, &sealed)?)
+    }
+
+    /// Makes sure that what describes the layer is on disk: it may have been evicted while nobody held the layer.
+    fn ensure_described(&self, layer: &Layer) -> Result<(), LayersError> {
+        let folder = self.paths.layer(&layer.digest);
+        if fs::metadata(folder.join(MANIFEST)).is_err() {
+            let bytes = layer.manifest.to_bytes();
+            self.cache.put_layer_file(&layer.digest, MANIFEST, &bytes)?;
+        }
+        if fs::metadata(folder.join(PLACEMENT)).is_err() {
+            self.keep_placement(&layer.digest, &layer.placement)?;
+        }
+        Ok(())
     }
 
     /// Makes sure that the layer's metadata image is on disk, with the right length, and names the manifest's segments.
@@ -153,7 +165,8 @@ impl LayerStore {
     /// # Errors
     /// When no origin has it, or the disk is full.
     pub(crate) fn ensure_meta(&self, layer: &Layer) -> Result<(), LayersError> {
-        let path = self.paths.layer(&layer.digest).join(paths::META);
+        self.ensure_described(layer)?;
+        let path = self.paths.layer(&layer.digest).join(META);
         if fs::metadata(&path).is_ok_and(|meta| meta.len() == layer.manifest.meta.size) {
             return Ok(());
         }
@@ -167,7 +180,7 @@ impl LayerStore {
             Ok(meta)
         };
         let meta = self.origins.first(read)?;
-        self.keep(&path, &meta)
+        Ok(self.cache.put_layer_file(&layer.digest, META, &meta)?)
     }
 
     /// Reads the placement from the origins again: packs may have moved.
@@ -179,8 +192,7 @@ impl LayerStore {
             layer::read_placement(origin, &layer.digest, &layer.manifest)
         };
         let placement = self.origins.first(read)?;
-        let folder = self.paths.layer(&layer.digest);
-        self.keep(&folder.join(paths::PLACEMENT), &seal(&placement))?;
+        self.keep_placement(&layer.digest, &placement)?;
         let layer = Arc::new(Layer {
             digest: layer.digest,
             manifest: layer.manifest.clone(),
@@ -196,32 +208,11 @@ impl LayerStore {
     /// What the disk said.
     pub(crate) fn drop_files(&self, digest: &Digest) -> Result<(), LayersError> {
         self.unload(digest);
-        let path = self.paths.layer(digest);
-        match fs::remove_dir_all(&path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(LayersError::Io { path, source })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn keep(&self, path: &Path, bytes: &[u8]) -> Result<(), LayersError> {
-        let number = self.next_tmp.fetch_add(1, Ordering::Relaxed);
-        let tmp = self
-            .paths
-            .root()
-            .join("tmp")
-            .join(format!("layer-{}-{number}", std::process::id()));
-        let write = || {
-            if let Some(folder) = path.parent() {
-                fs::create_dir_all(folder)?;
-            }
-            fs::write(&tmp, bytes)?;
-            fs::rename(&tmp, path)
-        };
-        write().map_err(|source| LayersError::Io {
-            path: path.to_owned(),
-            source,
-        })
+        self.cache
+            .drop_layer(digest)
+            .map_err(|source| LayersError::Io {
+                path: self.paths.layer(digest),
+                source,
+            })
     }
 }

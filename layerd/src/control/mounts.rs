@@ -4,6 +4,7 @@
 //! over those, or, of one layer read-only, another view of that mount. One lock orders everything that changes
 //! mounts; names are resolved and descriptions fetched outside of it. Nothing under the lock waits for an origin.
 
+use std::collections::HashMap;
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -12,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use imgstore::ids::{Digest, IdError, LayerRef};
 use imgstore::origin::OriginError;
+use imgstore::store::cache::LayerHold;
 use imgstore::store::layer::{Layer, LayerError};
 use layerd_client::api::{ApiError, ErrorKind, Mount, MountRequest, MountState};
 
@@ -86,7 +88,7 @@ impl MountsError {
                 LayerError::Damaged { .. } => ErrorKind::Corrupt,
                 _ => ErrorKind::Unavailable,
             },
-            Self::Layers(LayersError::Io { .. })
+            Self::Layers(LayersError::Io { .. } | LayersError::Cache(_))
             | Self::Link(LinkError::Version { .. })
             | Self::Mount(_)
             | Self::Record(_)
@@ -104,10 +106,15 @@ impl From<MountsError> for ApiError {
     }
 }
 
+/// A layer that is described on disk, and stays so.
+type Described = (Arc<Layer>, LayerHold);
+
 /// What the lock protects.
 #[derive(Debug, Default)]
 pub(crate) struct Guarded {
     pub(crate) table: Table,
+    /// What describes these layers stays in the cache: living compositions use them.
+    held: HashMap<Digest, LayerHold>,
     /// Set for good when everything is being unmounted.
     closed: bool,
 }
@@ -148,12 +155,14 @@ impl MountService {
 
     /// Names, manifests, placements and metadata of all layers, local afterwards. Each costs a few round trips to an
     /// origin, so several layers are described at a time.
-    fn describe(&self, refs: &[String]) -> Result<Vec<Arc<Layer>>, MountsError> {
-        let one = |reference: &String| -> Result<Arc<Layer>, MountsError> {
+    pub(crate) fn describe(&self, refs: &[String]) -> Result<Vec<Described>, MountsError> {
+        let one = |reference: &String| -> Result<Described, MountsError> {
             let reference: LayerRef = reference.parse()?;
-            let layer = self.layers.load(&self.layers.resolve(&reference)?)?;
+            let digest = self.layers.resolve(&reference)?;
+            let hold = self.layers.hold(digest);
+            let layer = self.layers.load(&digest)?;
             self.layers.ensure_meta(&layer)?;
-            Ok(layer)
+            Ok((layer, hold))
         };
         let mut layers = Vec::with_capacity(refs.len());
         for batch in refs.chunks(DESCRIBED_AT_ONCE) {
@@ -187,7 +196,7 @@ impl MountService {
                 request.refs.len()
             )));
         }
-        let layers = self.describe(&request.refs)?;
+        let (layers, holds): (Vec<_>, Vec<_>) = self.describe(&request.refs)?.into_iter().unzip();
         let id = fresh_id(&mountpoint);
         let mount = Mount {
             id: id.clone(),
@@ -215,7 +224,7 @@ impl MountService {
             .mount_layers(&guarded, &layers)
             .and_then(|()| self.compose(&mount));
         if let Err(error) = made {
-            self.free_unused(&guarded, layers.iter().map(|layer| layer.digest));
+            self.free_unused(&mut guarded, layers.iter().map(|layer| layer.digest));
             if let Err(error) = self.records.remove(&mount.id) {
                 tracing::warn!(%error, "a record outlives its mount");
             }
@@ -223,6 +232,8 @@ impl MountService {
             return Err(error);
         }
         guarded.table.insert(mount.clone());
+        let held = layers.iter().map(|layer| layer.digest).zip(holds);
+        guarded.held.extend(held);
         Ok(mount)
     }
 
@@ -332,8 +343,15 @@ impl MountService {
         )?)
     }
 
+    /// Forgets a layer that was only looked at.
+    pub(crate) fn unload_unused(&self, layer: &Digest) {
+        if !self.lock().table.uses(layer) {
+            self.layers.unload(layer);
+        }
+    }
+
     /// Unmounts and stops serving those of these layers that no composition uses.
-    fn free_unused(&self, guarded: &Guarded, layers: impl IntoIterator<Item = Digest>) {
+    fn free_unused(&self, guarded: &mut Guarded, layers: impl IntoIterator<Item = Digest>) {
         for layer in layers {
             if guarded.table.uses(&layer) {
                 continue;
@@ -353,6 +371,7 @@ impl MountService {
                 tracing::warn!(path = %target.display(), %error, "cannot remove a mount point");
             }
             self.layers.unload(&layer);
+            guarded.held.remove(&layer);
             if guarded.closed {
                 // The data plane ends with everything; one that is stopped would be waited for once a layer.
                 continue;
@@ -463,6 +482,11 @@ impl MountService {
             } else {
                 MountState::Dead
             };
+            if alive {
+                let parsed = mount.layers.iter().filter_map(|layer| layer.parse().ok());
+                let holds = parsed.map(|layer| (layer, self.layers.hold(layer)));
+                guarded.held.extend(holds);
+            }
             guarded.table.insert(mount);
         }
         match served {
@@ -489,6 +513,7 @@ impl MountService {
     /// The data plane died: everything that is mounted is dead.
     pub(crate) fn bury(&self, guarded: &mut Guarded) {
         guarded.table.kill_all();
+        guarded.held.clear();
         self.feed.pages.close(None);
         match MountInfo::read() {
             Ok(info) => self.clear_layer_mounts(&info),

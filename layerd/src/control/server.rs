@@ -13,9 +13,11 @@ use axum::routing::{delete, get, post};
 use axum::serve::IncomingStream;
 use axum::{Json, Router};
 use layerd_client::api::{ApiError, ErrorKind, Mount, MountRequest, Mounts, Stats, UmountRequest};
+use layerd_client::cache::{CacheContents, PinRequest, Pinned};
 use serde::Deserialize;
 use tokio::net::UnixListener;
 
+use super::cache;
 use super::metrics;
 use super::service::Service;
 
@@ -149,6 +151,28 @@ async fn metrics(State(service): State<Arc<Service>>) -> Result<String, Refusal>
     .await
 }
 
+async fn cache_contents(
+    State(service): State<Arc<Service>>,
+) -> Result<Json<CacheContents>, Refusal> {
+    blocking(move || Ok(cache::contents(&service)))
+        .await
+        .map(Json)
+}
+
+async fn pin(State(service): State<Arc<Service>>, body: Bytes) -> Result<Json<Pinned>, Refusal> {
+    let request: PinRequest = parse(&body)?;
+    blocking(move || cache::pin(&service, &request))
+        .await
+        .map(Json)
+}
+
+async fn unpin(State(service): State<Arc<Service>>, body: Bytes) -> Result<Json<Pinned>, Refusal> {
+    let request: PinRequest = parse(&body)?;
+    blocking(move || cache::unpin(&service, &request))
+        .await
+        .map(Json)
+}
+
 async fn health() -> &'static str {
     "ok\n"
 }
@@ -167,6 +191,8 @@ pub(crate) async fn serve(
         .route("/v1/mounts", delete(umount))
         .route("/v1/mounts", get(mounts))
         .route("/v1/stats", get(stats))
+        .route("/v1/cache", get(cache_contents))
+        .route("/v1/cache/pins", post(pin).delete(unpin))
         .route("/metrics", get(metrics))
         .route("/healthz", get(health))
         .with_state(service)

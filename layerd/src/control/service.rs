@@ -8,7 +8,7 @@ use std::time::Duration;
 use imgstore::ids::Digest;
 use imgstore::origin::counting::Traffic;
 use imgstore::store::cache::SegmentCache;
-use layerd_client::api::{ApiError, CacheStats, Counters, Mount, MountRequest, MountStats, Stats};
+use layerd_client::api::{ApiError, Counters, Mount, MountRequest, MountStats, Stats};
 
 use super::link::PlaneLink;
 use super::mounts::{Guarded, MountService, MountsError};
@@ -24,7 +24,6 @@ const ADOPT_TRIES_MAX: u32 = 3;
 pub(crate) struct Service {
     pub(crate) mounts: MountService,
     pub(crate) cache: Arc<SegmentCache>,
-    pub(crate) cache_bytes_max: u64,
     pub(crate) starter: Starter,
     /// Requests for names and descriptions, which belong to no layer.
     pub(crate) names: Arc<Traffic>,
@@ -114,11 +113,7 @@ impl Service {
         Stats {
             mounts: self.mounts.all().into_iter().map(of_mount).collect(),
             total: counted.total,
-            cache: CacheStats {
-                bytes_used: self.cache.bytes_used(),
-                bytes_max: self.cache_bytes_max,
-                evicted: self.cache.evicted(),
-            },
+            cache: super::cache::stats(&self.cache),
             data_plane_pid: plane.map(|plane| plane.pid),
             control_pid: std::process::id(),
         }

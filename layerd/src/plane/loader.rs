@@ -7,7 +7,6 @@
 //! been decoded and its BLAKE3 compared, whether it came from disk or from an origin.
 
 use std::collections::VecDeque;
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -609,11 +608,8 @@ impl Shared {
                 let path = self.files.path(&digest);
                 tracing::warn!(%layer, segment = index, expected = %digest, found, path = %path.display(),
                     "a cached segment is damaged; fetching it again");
-                match fs::remove_file(&path) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                        tracing::warn!(path = %path.display(), %error, "cannot remove a damaged segment");
-                    }
-                    _ => {}
+                if let Err(error) = self.files.remove(&digest) {
+                    tracing::warn!(path = %path.display(), %error, "cannot remove a damaged segment");
                 }
                 self.ask(&digest);
             }

@@ -114,7 +114,8 @@ fn a_second_daemon_is_refused_and_a_stale_socket_replaced() {
         String::from_utf8(out.stderr).unwrap()
     };
     let text = run(daemon.command());
-    assert!(text.contains("another layerd uses the cache"), "{text}");
+    let holder = format!("in use by layerd, process {}", daemon.stats().control_pid);
+    assert!(text.contains(&holder), "{text}");
     let mut other = std::process::Command::new(env!("CARGO_BIN_EXE_layerd"));
     other.args(["--origin", &world.origin_url()]);
     other.arg("--cache").arg(world.path("cache2"));
@@ -144,7 +145,7 @@ fn only_root_has_a_way_to_what_is_kept_and_written() {
         }
     }
     folders.sort_unstable();
-    assert_eq!(folders, ["layers", "run", "rw", "segments", "tmp"]);
+    assert_eq!(folders, ["layers", "pins", "run", "rw", "segments", "tmp"]);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! A loader between a reader and the control process, without a kernel.
 
+use std::fs;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{self, Receiver};
 
