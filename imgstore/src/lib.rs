@@ -5,6 +5,7 @@
 //! [`fetch`] brings segments in on demand. No module here mounts anything or runs a daemon.
 
 pub mod build;
+pub mod credentials;
 pub mod disk;
 pub mod fetch;
 pub mod format;
@@ -13,6 +14,7 @@ pub mod image;
 pub mod media;
 pub mod origin;
 pub mod process;
+pub mod registry;
 pub mod source;
 pub mod store;
 pub mod tree;

@@ -5,7 +5,7 @@
 //! instead of downloaded. How long what may take is in [`limits`]; retries, and whom to ask next, are the part of
 //! [`crate::fetch::origins`].
 
-mod general;
+pub(crate) mod general;
 mod limits;
 mod plain;
 mod refusal;

@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use super::dir::DirOrigin;
 use super::http::{HttpOrigin, without_credentials};
+use super::s3::{S3Address, S3Origin};
 use super::{Origin, OriginError};
+use crate::credentials::environment::Environment;
+use crate::registry::reference::Repository;
 
 /// A parsed `--origin`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,12 +19,17 @@ pub enum OriginUrl {
     Dir(PathBuf),
     /// `http://…` or `https://…`, without a trailing slash; read-only.
     Http(String),
+    /// `s3://bucket/prefix`.
+    S3(S3Address),
+    /// `oci://registry/repository`, or `oci+http://…` without encryption.
+    Oci(Repository),
 }
 
 /// An address that names no origin.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is not an origin: expected `dir:/absolute/path`, `http://host/…` or `https://host/…`"
+    "`{0}` is not an origin: expected `dir:/absolute/path`, `http(s)://host/…`, `s3://bucket/prefix` or \
+     `oci://registry/repository`"
 )]
 pub struct OriginUrlError(String);
 
@@ -39,6 +47,13 @@ impl FromStr for OriginUrl {
             .is_some_and(|r| !r.is_empty())
         {
             return Ok(Self::Http(text.trim_end_matches('/').to_owned()));
+        } else if let Some(address) = text.strip_prefix("s3://").and_then(S3Address::parse) {
+            return Ok(Self::S3(address));
+        } else if let Some((scheme, rest)) = text.split_once("://")
+            && matches!(scheme, "oci" | "oci+http")
+            && let Some(repository) = Repository::parse(rest, scheme == "oci+http")
+        {
+            return Ok(Self::Oci(repository));
         }
         Err(OriginUrlError(text.to_owned()))
     }
@@ -50,6 +65,8 @@ impl fmt::Display for OriginUrl {
             Self::Dir(path) => write!(f, "dir:{}", path.display()),
             // It may have a password in it.
             Self::Http(url) => f.write_str(&without_credentials(url)),
+            Self::S3(address) => address.fmt(f),
+            Self::Oci(repository) => repository.fmt(f),
         }
     }
 }
@@ -58,16 +75,23 @@ impl OriginUrl {
     /// Opens the origin for reading (and writing where it can be written).
     ///
     /// # Errors
-    /// [`OriginError::Unavailable`] when the directory is missing or the HTTP client cannot be made. An HTTP server is
-    /// first contacted by the first request.
+    /// [`OriginError::Unavailable`] when the directory is missing or the client cannot be made. A server is first
+    /// contacted by the first request. What the environment says about credentials is read here.
     pub fn open(&self) -> Result<Arc<dyn Origin>, OriginError> {
         Ok(match self {
             Self::Dir(path) => Arc::new(DirOrigin::open(path)?),
             Self::Http(url) => Arc::new(HttpOrigin::open(url)?),
+            Self::S3(address) => Arc::new(S3Origin::open(address, &Environment::of_process())?),
+            Self::Oci(repository) => {
+                return Err(OriginError::Unsupported {
+                    origin: repository.to_string(),
+                    what: "be opened yet",
+                });
+            }
         })
     }
 
-    /// Opens the origin for publishing; a directory is created if it is missing.
+    /// Opens the origin for publishing; a directory is created if it is missing, a bucket is not.
     ///
     /// # Errors
     /// As for [`OriginUrl::open`]; [`OriginError::Unsupported`] for origins that cannot be written.
@@ -78,6 +102,7 @@ impl OriginUrl {
                 origin: url.clone(),
                 what: "be written",
             }),
+            Self::S3(_) | Self::Oci(_) => self.open(),
         }
     }
 }

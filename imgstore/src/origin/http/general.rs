@@ -41,7 +41,7 @@ impl Drop for GeneralHttp {
 }
 
 /// TLS needs one crypto provider per process.
-fn install_crypto() {
+pub(crate) fn install_crypto() {
     static ONCE: OnceLock<()> = OnceLock::new();
     ONCE.get_or_init(|| {
         // An error means that another part of the process installed one before: that one serves.
