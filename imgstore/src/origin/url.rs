@@ -51,7 +51,8 @@ impl FromStr for OriginUrl {
             return Ok(Self::S3(address));
         } else if let Some((scheme, rest)) = text.split_once("://")
             && matches!(scheme, "oci" | "oci+http")
-            && let Some(repository) = Repository::parse(rest, scheme == "oci+http")
+            && let Some(repository) =
+                Repository::parse(rest.trim_end_matches('/'), scheme == "oci+http")
         {
             return Ok(Self::Oci(repository));
         }

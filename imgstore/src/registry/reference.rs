@@ -102,7 +102,6 @@ impl Repository {
     /// Parses `host[:port]/repository`.
     pub fn parse(text: &str, plain_http: bool) -> Option<Self> {
         let (host, path) = text.split_once('/')?;
-        let path = path.trim_end_matches('/');
         (is_host(host) && is_path(path)).then(|| Self {
             host: host.to_owned(),
             path: path.to_owned(),
