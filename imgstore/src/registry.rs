@@ -3,4 +3,13 @@
 //! `reference` says what a repository and an image are called, `credentials` and `tokens` who we are there, `client` sends
 //! requests and never sends who we are to anyone else.
 
+mod challenge;
+pub mod client;
+mod credentials;
+mod error;
+pub mod pull;
 pub mod reference;
+mod tokens;
+pub mod upload;
+
+pub use error::RegistryError;

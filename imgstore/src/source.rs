@@ -46,6 +46,7 @@ pub(crate) use error::shown;
 pub use error::{EntryFault, SourceError, TarFault};
 use meter::Meter;
 pub use meter::Progress;
+pub(crate) use oci_layout::host_platform;
 use spool::Spool;
 pub(crate) use tar_read::LAYER_COMMENT;
 use xattr_filter::{OverlayXattrs, XattrFilter};

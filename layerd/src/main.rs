@@ -36,7 +36,7 @@ use settings::{parse_duration, parse_size};
     after_help = "Examples:\n  layerd --origin dir:/srv/layers --cache /var/cache/dsec --socket /run/dsec/layerd.sock\n  layerd --origin http://mirror/layers --origin dir:/mnt/3fs/layers --cache /var/cache/dsec --cache-size 100GiB\n  dsec mount base/debian:12 /mnt        (then, in another terminal)\n\nThe log goes to standard error; DSEC_LOG=debug shows more."
 )]
 struct ControlArgs {
-    /// Where layers are: `dir:/path` or `http(s)://…`. Given several times, they are asked in this order.
+    /// Where layers are: `dir:/path`, `http(s)://…`, `s3://bucket/prefix` or `oci://registry/repository`. Given several times, they are asked in this order.
     #[arg(long, required = true, value_name = "ORIGIN")]
     origin: Vec<OriginUrl>,
     /// Folder for cached segments, mounts and state.

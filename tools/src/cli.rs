@@ -32,7 +32,7 @@ pub(crate) struct OnOrigin {
     /// Layer: `axis/name:version` or a digest.
     #[arg(value_name = "REF")]
     pub(crate) layer: LayerRef,
-    /// Where layers are: `dir:/path` or `http(s)://host/path`.
+    /// Where layers are: `dir:/path`, `http(s)://host/path`, `s3://bucket/prefix` or `oci://registry/repository`.
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) origin: OriginUrl,
     /// Print JSON.
@@ -50,10 +50,17 @@ pub(crate) enum Command {
   dsec build oci:./image:latest --axis base --name app --version 1 --origin dir:/srv/layers --dict base/python:3.11
   dsec build upper:/var/lib/overlay/upper --axis workspace --name repo --version step-2 --origin dir:/srv/layers")]
     Build(Box<Build>),
+    /// Make a layer of an image on a registry and publish it.
+    #[command(after_help = "Examples:
+  dsec import docker://docker.io/library/debian:12 --axis base --name debian --version 12 --origin dir:/srv/layers
+  dsec import docker://127.0.0.1:5000/app@sha256:… --axis base --name app --version 1 --origin s3://layers --platform linux/arm64
+
+Credentials: DSEC_REGISTRY_USERNAME and DSEC_REGISTRY_PASSWORD, or what `docker login` wrote.")]
+    Import(Box<crate::commands::import::Import>),
     /// List the layers that have a tag.
     #[command(after_help = "Example:\n  dsec layers --origin http://127.0.0.1:8080/layers --json")]
     Layers {
-        /// Where layers are.
+        /// Where layers are: `dir:/path`, `http(s)://host/path`, `s3://bucket/prefix` or `oci://registry/repository`.
         #[arg(long, value_name = "ORIGIN")]
         origin: OriginUrl,
         /// Print JSON.
@@ -161,7 +168,7 @@ pub(crate) struct Build {
     /// Version of the layer.
     #[arg(long = "version", value_name = "V")]
     pub(crate) layer_version: String,
-    /// Where to publish: `dir:/path`, made if it is missing.
+    /// Where to publish: `dir:/path` (made if it is missing), `s3://bucket/prefix` or `oci://registry/repository`.
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) origin: OriginUrl,
     /// Layer on the same origin whose chunks may be referred to; can be given several times.
@@ -196,7 +203,7 @@ pub(crate) struct Build {
     pub(crate) json: bool,
 }
 
-fn parse_label(text: &str) -> Result<(String, String), String> {
+pub(crate) fn parse_label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err(format!("`{text}` is not a label: expected KEY=VALUE")),

@@ -7,6 +7,7 @@ mod export;
 pub(crate) mod fsck;
 mod fsck_cache;
 pub(crate) mod gc;
+pub(crate) mod import;
 mod inspect;
 mod layers;
 pub(crate) mod lease;
@@ -26,6 +27,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
     let done = match cli.command {
         Command::Build(args) => build::run(&args),
         Command::Cache { what } => cache::run(&what),
+        Command::Import(args) => import::run(&args),
         Command::Layers { origin, json } => layers::run(&origin, json),
         Command::Inspect(on) => inspect::run(&on),
         Command::Verify(on) => verify::run(&on),

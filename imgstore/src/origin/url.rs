@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::dir::DirOrigin;
 use super::http::{HttpOrigin, without_credentials};
+use super::oci::OciOrigin;
 use super::s3::{S3Address, S3Origin};
 use super::{Origin, OriginError};
 use crate::credentials::environment::Environment;
@@ -84,10 +85,7 @@ impl OriginUrl {
             Self::Http(url) => Arc::new(HttpOrigin::open(url)?),
             Self::S3(address) => Arc::new(S3Origin::open(address, &Environment::of_process())?),
             Self::Oci(repository) => {
-                return Err(OriginError::Unsupported {
-                    origin: repository.to_string(),
-                    what: "be opened yet",
-                });
+                Arc::new(OciOrigin::open(repository, &Environment::of_process())?)
             }
         })
     }

@@ -89,7 +89,7 @@ pub(super) fn split_tag(text: &str) -> SourceSpec {
 }
 
 /// The platform images are chosen for.
-pub(super) fn host_platform() -> String {
+pub(crate) fn host_platform() -> String {
     let arch = match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",

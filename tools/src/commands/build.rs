@@ -8,6 +8,7 @@ use imgstore::build::{self, BuildOptions, Input, Naming};
 use imgstore::ids::TagName;
 use imgstore::source::{self, SourceOptions};
 use imgstore::store::layer;
+use indicatif::ProgressBar;
 
 use super::Failure;
 use crate::cli::Build;
@@ -15,6 +16,19 @@ use crate::{output, progress};
 
 /// Builds and publishes.
 pub(crate) fn run(args: &Build) -> Result<ExitCode, Failure> {
+    run_from(
+        args,
+        &[("source", args.source.to_string())],
+        &progress::bar(),
+    )
+}
+
+/// Builds and publishes; `from` is what the tag says about where the layer comes from.
+pub(crate) fn run_from(
+    args: &Build,
+    from: &[(&str, String)],
+    bar: &ProgressBar,
+) -> Result<ExitCode, Failure> {
     let tag = TagName::new(args.axis, &args.name, &args.layer_version)?;
     let origin = args.origin.open_or_create()?;
     let dict = args
@@ -22,7 +36,6 @@ pub(crate) fn run(args: &Build) -> Result<ExitCode, Failure> {
         .iter()
         .map(|d| layer::resolve(origin.as_ref(), d))
         .collect::<Result<Vec<_>, _>>()?;
-    let bar = progress::bar();
     let defaults = BuildOptions::default();
     let options = BuildOptions {
         segment_bytes: args.segment_kib << 10,
@@ -35,24 +48,23 @@ pub(crate) fn run(args: &Build) -> Result<ExitCode, Failure> {
         },
         dict,
         threads: args.threads.unwrap_or(defaults.threads),
-        progress: Some(progress::build(&bar)),
+        progress: Some(progress::build(bar)),
         ..defaults
     };
     options.check()?;
     let source_options = SourceOptions {
         spool_dir: args.tmp.clone(),
         keep_xattrs: args.keep_xattr.clone(),
-        progress: Some(progress::source(&bar)),
+        progress: Some(progress::source(bar)),
     };
     let loaded = source::load(&args.source, &source_options)?;
     let mut labels = loaded.labels.clone();
     labels.extend(args.label.iter().cloned());
-    let info = BTreeMap::from([
+    let mut info = BTreeMap::from([
         (
             "tool".to_owned(),
             concat!("dsec ", env!("CARGO_PKG_VERSION")).to_owned(),
         ),
-        ("source".to_owned(), args.source.to_string()),
         (
             "dict".to_owned(),
             args.dict
@@ -62,6 +74,8 @@ pub(crate) fn run(args: &Build) -> Result<ExitCode, Failure> {
                 .join(" "),
         ),
     ]);
+    let from = from.iter();
+    info.extend(from.map(|(key, value)| ((*key).to_owned(), value.clone())));
     let report = build::build(
         Input::new(&loaded.tree, &|| loaded.check_unchanged()),
         Naming {
