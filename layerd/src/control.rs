@@ -188,6 +188,7 @@ pub(crate) fn run(config: &ControlConfig) -> Result<(), ControlError> {
     let service = Arc::new(build(config, paths, cache)?);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        .max_blocking_threads(server::BLOCKING_THREADS)
         .build()
         .map_err(failed("start the runtime for", &config.socket))?;
     let ended = runtime.block_on(serve(listener, Arc::clone(&service), config));

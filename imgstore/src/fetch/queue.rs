@@ -3,9 +3,10 @@
 //! Two queues, both bounded: what a reader waits for, and what read-ahead hopes for. A thread takes demand first, and some
 //! threads never take prefetch, so that prefetch cannot occupy them all. A segment is in the queues or on its way at most
 //! once; asking again for one that only waits as prefetch moves its range to the demand queue. Threads are started when
-//! needed, up to a bound, and stay.
+//! needed, up to a bound, and stay. A range has its deadline from the moment somebody wants it. An origin that keeps a thread
+//! far beyond that (a dead network file system) has it; another one is started in its place, up to a bound.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,10 @@ use crate::store::layer::Layer;
 const THREADS_MAX: usize = 16;
 /// Of those, threads that may carry prefetch.
 const PREFETCH_THREADS_MAX: usize = 8;
+/// Most threads that may be lost to origins that never answer.
+const LOST_MAX: usize = 64;
+/// A thread is lost when its request is over its deadline by this much.
+const LOST_AFTER: Duration = Duration::from_secs(2);
 /// Most ranges waiting for a thread, by kind.
 const DEMAND_MAX: usize = 8192;
 const PREFETCH_MAX: usize = 64;
@@ -74,6 +79,8 @@ struct Job {
     layer: Arc<Layer>,
     plan: RangePlan,
     priority: Priority,
+    /// When somebody began to want it.
+    asked: Instant,
 }
 
 impl Job {
@@ -90,6 +97,9 @@ struct State {
     prefetch: VecDeque<Job>,
     /// Segments in a queue or being fetched.
     wanted: HashSet<Digest>,
+    /// The deadlines of what is being fetched.
+    running: BTreeMap<u64, Instant>,
+    next_run: u64,
     threads: usize,
     idle: usize,
     prefetching: usize,
@@ -154,7 +164,8 @@ impl Shared {
             let object = names::pack(&job.plan.pack);
             tracing::trace!(segments = job.plan.parts.len(), "fetching");
             let start = Instant::now();
-            let deadline = start + self.patience;
+            let deadline = job.asked + self.patience;
+            let run = self.lock().begin(deadline);
             let (outcome, spent) = self.origins.fetch(&object, job.plan.range, first, deadline);
             if outcome.is_ok() && spent.requests == 1 {
                 self.pace.record(job.plan.range.len, start.elapsed());
@@ -162,6 +173,7 @@ impl Shared {
             // Forgotten before it is delivered: whoever gets the segment and loses it again may ask at once.
             let mut state = self.lock();
             state.prefetching -= usize::from(prefetch);
+            state.running.remove(&run);
             for digest in job.digests() {
                 state.wanted.remove(&digest);
             }
@@ -216,6 +228,7 @@ impl FetchQueue {
     /// waits for them); the others are delivered, range by range, in any order.
     pub fn push(&self, layer: &Arc<Layer>, indexes: &[usize], priority: Priority) {
         let mut refused = Vec::new();
+        let asked = Instant::now();
         let mut state = self.shared.lock();
         let fresh: Vec<usize> = indexes
             .iter()
@@ -230,6 +243,7 @@ impl FetchQueue {
                 layer: Arc::clone(layer),
                 plan,
                 priority,
+                asked,
             };
             let (queue, max) = match priority {
                 Priority::Prefetch => (&mut state.prefetch, PREFETCH_MAX),
@@ -247,7 +261,7 @@ impl FetchQueue {
         let waiting = state.demand.len() + state.prefetch.len();
         let start = waiting
             .saturating_sub(state.idle)
-            .min(THREADS_MAX.saturating_sub(state.threads));
+            .min((THREADS_MAX + state.lost(asked)).saturating_sub(state.threads));
         state.threads += start;
         drop(state);
         self.shared.work.notify_all();
@@ -279,6 +293,24 @@ impl FetchQueue {
 }
 
 impl State {
+    /// A fetch begins; its number, for `running`.
+    fn begin(&mut self, deadline: Instant) -> u64 {
+        let run = self.next_run;
+        self.next_run += 1;
+        self.running.insert(run, deadline);
+        run
+    }
+
+    /// Threads that an origin keeps beyond all deadlines.
+    fn lost(&self, now: Instant) -> usize {
+        let lost = self.running.values().filter(|deadline| {
+            deadline
+                .checked_add(LOST_AFTER)
+                .is_some_and(|end| end < now)
+        });
+        lost.count().min(LOST_MAX)
+    }
+
     /// Whether the segment must be queued now: it was not wanted yet. Moves a waiting prefetch forward otherwise.
     fn want(&mut self, digest: &Digest, priority: Priority) -> bool {
         if self.wanted.insert(*digest) {
@@ -295,132 +327,11 @@ impl State {
         let at = self.prefetch.iter().position(holds);
         if let Some(mut job) = at.and_then(|at| self.prefetch.remove(at)) {
             job.priority = Priority::Demand;
+            job.asked = Instant::now();
             self.demand.push_back(job);
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-
-    use super::*;
-    use crate::format::manifest::{Blob, FORMAT, Manifest, Totals};
-    use crate::format::placement::{Pack, Placement, Spot};
-    use crate::origin::Origin;
-    use crate::origin::counting::{CountingOrigin, Traffic};
-    use crate::origin::mem::MemOrigin;
-
-    /// A layer of `n` segments of 10 stored bytes in one pack, and the origin that has the pack.
-    fn fixture(n: u64) -> (Arc<Layer>, Arc<dyn Origin>) {
-        let pack_bytes: Vec<u8> = (0..=255)
-            .cycle()
-            .take(usize::try_from(n * 10).unwrap())
-            .collect();
-        let pack = Digest::of(&pack_bytes);
-        let blob = Blob {
-            digest: pack,
-            size: 4096,
-        };
-        let manifest = Manifest {
-            chunks: blob,
-            features_compat: Vec::new(),
-            features_incompat: Vec::new(),
-            format: FORMAT,
-            meta: blob,
-            segments: (0..n)
-                .map(|i| Segment(Digest::of(&i.to_le_bytes()), 4096))
-                .collect(),
-            totals: Totals::default(),
-        };
-        let digest = manifest.layer();
-        let placement = Placement {
-            format: FORMAT,
-            layer: digest,
-            packs: vec![Pack {
-                digest: pack,
-                size: n * 10,
-            }],
-            segments: (0..n).map(|i| Spot(0, i * 10, 10)).collect(),
-        };
-        let origin = MemOrigin::default();
-        origin.replace(&names::pack(&pack), &pack_bytes).unwrap();
-        let layer = Layer {
-            digest,
-            manifest,
-            placement,
-        };
-        (Arc::new(layer), Arc::new(origin))
-    }
-
-    fn queue(origin: Arc<dyn Origin>) -> (FetchQueue, mpsc::Receiver<Delivery>) {
-        let (send, receive) = mpsc::channel();
-        let send = Mutex::new(send);
-        let sink: Sink = Arc::new(move |delivery| {
-            drop(send.lock().unwrap().send(delivery));
-        });
-        let patience = Duration::from_secs(5);
-        (
-            FetchQueue::new(OriginSet::new(vec![origin]), patience, sink),
-            receive,
-        )
-    }
-
-    #[test]
-    fn neighbours_come_in_one_request_each_once() {
-        let (layer, origin) = fixture(50);
-        let traffic = Arc::new(Traffic::default());
-        let origin = Arc::new(CountingOrigin::new(origin, Arc::clone(&traffic)));
-        let (queue, deliveries) = queue(origin);
-        let all: Vec<usize> = (0..50).collect();
-        queue.push(&layer, &all, Priority::Demand);
-        let delivery = deliveries.recv_timeout(Duration::from_secs(10)).unwrap();
-        let bytes = delivery.outcome.unwrap().bytes;
-        let frames: Vec<_> = delivery
-            .plan
-            .split(&bytes)
-            .map(|(p, f)| (p.index, f.unwrap()[0]))
-            .collect();
-        let expected: Vec<_> = (0..50)
-            .map(|i| (i, u8::try_from(i * 10 % 256).unwrap()))
-            .collect();
-        assert_eq!(frames, expected);
-        assert_eq!((traffic.requests(), traffic.bytes()), (1, 500));
-    }
-
-    #[test]
-    fn a_missing_pack_is_delivered_as_a_failure() {
-        let (layer, _) = fixture(3);
-        let (queue, deliveries) = queue(Arc::new(MemOrigin::default()));
-        queue.push(&layer, &[1], Priority::Again);
-        let delivery = deliveries.recv_timeout(Duration::from_secs(10)).unwrap();
-        let error = delivery.outcome.unwrap_err();
-        assert!(
-            matches!(error, FetchError::Origin(OriginError::NotFound { .. })),
-            "{error}"
-        );
-        assert_eq!(delivery.spent.requests, 1);
-    }
-
-    #[test]
-    fn a_reader_moves_a_waiting_prefetch_forward() {
-        let (layer, _) = fixture(4);
-        let job = |index| Job {
-            layer: Arc::clone(&layer),
-            plan: plan(&layer.placement, [index], 1000).remove(0),
-            priority: Priority::Prefetch,
-        };
-        let mut state = State::default();
-        for index in 0..3 {
-            let digest = layer.manifest.segments[index].digest();
-            assert!(state.want(&digest, Priority::Prefetch));
-            state.prefetch.push_back(job(index));
-        }
-        let wanted = layer.manifest.segments[1].digest();
-        assert!(!state.want(&wanted, Priority::Demand));
-        assert_eq!(state.demand[0].plan.parts[0].index, 1);
-        assert_eq!(state.prefetch.len(), 2);
-        state.promote(&wanted);
-        assert_eq!(state.demand.len(), 1);
-    }
-}
+mod tests;

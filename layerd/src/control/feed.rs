@@ -4,7 +4,7 @@
 //! Neither is verified here. When a pack is gone, the placement is read again once, for it may have moved.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,9 @@ use crate::protocol::{Cost, Provenance, ToControl, ToData};
 /// A cache that cannot be written is reported this often.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
+/// Most descriptions that are loaded (again) at a time, each on a thread of its own.
+const LOADING_MAX: usize = 64;
+
 /// What deliveries are done with.
 #[derive(Debug)]
 struct Target {
@@ -35,6 +38,7 @@ struct Target {
     unwarned: AtomicU64,
     /// Segments that were handed over and are not in the cache yet: nobody's partner needs to fetch them again.
     handed: Mutex<HashSet<Digest>>,
+    loading: AtomicUsize,
 }
 
 /// See the head of this file.
@@ -61,6 +65,7 @@ impl Feed {
             warned: Mutex::new(None),
             unwarned: AtomicU64::new(0),
             handed: Mutex::new(HashSet::new()),
+            loading: AtomicUsize::new(0),
         });
         let sink = Arc::clone(&target);
         let queue = FetchQueue::new(
@@ -140,6 +145,12 @@ impl Feed {
         }
         // Not on this thread, which listens: after a restart the layer is on disk or at an origin, and after damage the
         // segment may have moved.
+        if self.target.loading.fetch_add(1, Ordering::AcqRel) >= LOADING_MAX {
+            self.target.loading.fetch_sub(1, Ordering::AcqRel);
+            // Who waits gets EIO at its deadline.
+            tracing::warn!(layer = %digest, "{LOADING_MAX} descriptions are being loaded already");
+            return;
+        }
         let feed = self.clone();
         let load = move || {
             let layers = &feed.target.layers;
@@ -153,11 +164,13 @@ impl Feed {
                     tracing::error!(layer = %digest, %error, "segments of an unknown layer are needed");
                 }
             }
+            feed.target.loading.fetch_sub(1, Ordering::AcqRel);
         };
         let spawned = std::thread::Builder::new()
             .name("load-layer".to_owned())
             .spawn(load);
         if let Err(error) = spawned {
+            self.target.loading.fetch_sub(1, Ordering::AcqRel);
             tracing::error!(%error, "cannot start a thread to load a layer");
         }
     }

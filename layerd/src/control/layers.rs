@@ -6,8 +6,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use imgstore::fetch::origins::OriginSet;
@@ -29,12 +28,6 @@ pub(crate) enum LayersError {
     Layer(#[from] LayerError),
     #[error("cannot keep what describes a layer: {0}")]
     Cache(#[from] CacheError),
-    #[error("cannot remove `{path}`: {source}")]
-    Io {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
 }
 
 /// See the head of this file.
@@ -170,6 +163,10 @@ impl LayerStore {
         if fs::metadata(&path).is_ok_and(|meta| meta.len() == layer.manifest.meta.size) {
             return Ok(());
         }
+        self.fetch_meta(layer)
+    }
+
+    fn fetch_meta(&self, layer: &Layer) -> Result<(), LayersError> {
         let read = |origin: &dyn imgstore::origin::Origin| {
             let meta = layer::read_meta(origin, &layer.manifest)?;
             check(&meta, &layer.manifest).map_err(|source| LayerError::Damaged {
@@ -202,17 +199,20 @@ impl LayerStore {
         Ok(layer)
     }
 
-    /// Removes what is kept of a layer, because it is damaged.
+    /// Replaces what is kept of a layer, because it is damaged. Each file is whole at any time: another mount of the same
+    /// layer may be reading it.
     ///
     /// # Errors
-    /// What the disk said.
-    pub(crate) fn drop_files(&self, digest: &Digest) -> Result<(), LayersError> {
-        self.unload(digest);
-        self.cache
-            .drop_layer(digest)
-            .map_err(|source| LayersError::Io {
-                path: self.paths.layer(digest),
-                source,
-            })
+    /// When no origin has it, or the disk is full.
+    pub(crate) fn fetch_again(&self, digest: &Digest) -> Result<Arc<Layer>, LayersError> {
+        let (manifest, placement) = self.fetch(digest)?;
+        let layer = Arc::new(Layer {
+            digest: *digest,
+            manifest,
+            placement,
+        });
+        self.fetch_meta(&layer)?;
+        self.loaded().insert(*digest, Arc::clone(&layer));
+        Ok(layer)
     }
 }

@@ -4,7 +4,7 @@
 //! over those, or, of one layer read-only, another view of that mount. One lock orders everything that changes
 //! mounts; names are resolved and descriptions fetched outside of it. Nothing under the lock waits for an origin.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -48,6 +48,8 @@ pub(crate) enum MountsError {
     NoPlane,
     #[error("layerd is shutting down")]
     Closed,
+    #[error("what is kept of layer `{layer}` is damaged: {reason}")]
+    Kept { layer: Digest, reason: String },
     #[error(transparent)]
     Layers(#[from] LayersError),
     #[error(transparent)]
@@ -77,6 +79,7 @@ impl MountsError {
             Self::Request(_) | Self::Name(_) => ErrorKind::Invalid,
             Self::Taken { .. } | Self::Busy(_) => ErrorKind::Conflict,
             Self::NotMounted(_) => ErrorKind::NotFound,
+            Self::Kept { .. } => ErrorKind::Corrupt,
             Self::NoPlane
             | Self::Closed
             | Self::Link(LinkError::Gone(_) | LinkError::Silent(_)) => ErrorKind::Unavailable,
@@ -88,7 +91,7 @@ impl MountsError {
                 LayerError::Damaged { .. } => ErrorKind::Corrupt,
                 _ => ErrorKind::Unavailable,
             },
-            Self::Layers(LayersError::Io { .. } | LayersError::Cache(_))
+            Self::Layers(LayersError::Cache(_))
             | Self::Link(LinkError::Version { .. })
             | Self::Mount(_)
             | Self::Record(_)
@@ -196,13 +199,37 @@ impl MountService {
                 request.refs.len()
             )));
         }
-        let (layers, holds): (Vec<_>, Vec<_>) = self.describe(&request.refs)?.into_iter().unzip();
-        let id = fresh_id(&mountpoint);
+        let described = self.describe(&request.refs)?;
+        let (mut layers, mut holds): (Vec<_>, Vec<_>) = described.into_iter().unzip();
+        let mut fetched_again = HashSet::new();
+        loop {
+            match self.mount_described(request, &mountpoint, &layers, &mut holds) {
+                Err(MountsError::Kept { layer, reason }) if fetched_again.insert(layer) => {
+                    // Without the lock: other mounts must not wait for an origin.
+                    tracing::warn!(%layer, reason, "fetching a damaged description again");
+                    let fresh = self.layers.fetch_again(&layer)?;
+                    for old in layers.iter_mut().filter(|old| old.digest == layer) {
+                        *old = Arc::clone(&fresh);
+                    }
+                }
+                made => return made,
+            }
+        }
+    }
+
+    fn mount_described(
+        &self,
+        request: &MountRequest,
+        mountpoint: &Path,
+        layers: &[Arc<Layer>],
+        holds: &mut Vec<LayerHold>,
+    ) -> Result<Mount, MountsError> {
+        let id = fresh_id(mountpoint);
         let mount = Mount {
             id: id.clone(),
             refs: request.refs.clone(),
             layers: layers.iter().map(|layer| layer.digest.to_hex()).collect(),
-            mountpoint: mountpoint.clone(),
+            mountpoint: mountpoint.to_owned(),
             rw: request.rw,
             upper: request.rw.then(|| self.paths.rw(&id).join("upper")),
             state: MountState::Alive,
@@ -211,9 +238,13 @@ impl MountService {
         if guarded.closed {
             return Err(MountsError::Closed);
         }
-        match guarded.table.at(&mountpoint).map(|old| old.state) {
-            Some(MountState::Alive) => return Err(MountsError::Taken { mountpoint }),
-            Some(MountState::Dead) => self.clear_dead(&mut guarded, &mountpoint)?,
+        match guarded.table.at(mountpoint).map(|old| old.state) {
+            Some(MountState::Alive) => {
+                return Err(MountsError::Taken {
+                    mountpoint: mountpoint.to_owned(),
+                });
+            }
+            Some(MountState::Dead) => self.clear_dead(&mut guarded, mountpoint)?,
             None => {}
         }
         // Before there is a mount: whenever this process is killed, the next one knows of it.
@@ -221,7 +252,7 @@ impl MountService {
             tracing::error!(%error, "this mount will not be adopted after a restart");
         }
         let made = self
-            .mount_layers(&guarded, &layers)
+            .mount_layers(&guarded, layers)
             .and_then(|()| self.compose(&mount));
         if let Err(error) = made {
             self.free_unused(&mut guarded, layers.iter().map(|layer| layer.digest));
@@ -232,7 +263,7 @@ impl MountService {
             return Err(error);
         }
         guarded.table.insert(mount.clone());
-        let held = layers.iter().map(|layer| layer.digest).zip(holds);
+        let held = layers.iter().map(|layer| layer.digest).zip(holds.drain(..));
         guarded.held.extend(held);
         Ok(mount)
     }
@@ -287,25 +318,11 @@ impl MountService {
                 // The same layer twice in one composition.
                 continue;
             }
-            self.add_image(&plane, layer)?;
+            add_image(&plane, layer)?;
             let source = self.paths.fuse().join(layer.digest.to_hex());
             mount::erofs(&source, &target, self.directio)?;
         }
         Ok(())
-    }
-
-    /// Has the data plane serve a layer; damaged local files are fetched again once.
-    fn add_image(&self, plane: &PlaneLink, layer: &Layer) -> Result<(), MountsError> {
-        match plane.add_image(layer.digest) {
-            Err(LinkError::Refused(failure)) if failure.kind == ErrorKind::Corrupt => {
-                tracing::warn!(layer = %layer.digest, reason = failure.message, "fetching a damaged description again");
-                self.layers.drop_files(&layer.digest)?;
-                let layer = self.layers.load(&layer.digest)?;
-                self.layers.ensure_meta(&layer)?;
-                Ok(plane.add_image(layer.digest)?)
-            }
-            added => Ok(added?),
-        }
     }
 
     fn compose(&self, mount: &Mount) -> Result<(), MountsError> {
@@ -316,7 +333,7 @@ impl MountService {
             .map(|layer| self.paths.layer_mounts().join(layer))
             .collect();
         // The overlay refuses the same lower twice, and the upper one of the two decides anyway.
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         lowers.retain(|lower| seen.insert(lower.clone()));
         if let ([only], None) = (&*lowers, &mount.upper) {
             return Ok(mount::bind(only, &mount.mountpoint)?);
@@ -545,6 +562,19 @@ impl MountService {
     /// Whether [`MountService::close`] or [`MountService::freeze`] was called.
     pub(crate) fn is_closed(guarded: &Guarded) -> bool {
         guarded.closed
+    }
+}
+
+/// Has the data plane serve a layer; [`MountsError::Kept`] when it finds the local files damaged.
+fn add_image(plane: &PlaneLink, layer: &Layer) -> Result<(), MountsError> {
+    match plane.add_image(layer.digest) {
+        Err(LinkError::Refused(failure)) if failure.kind == ErrorKind::Corrupt => {
+            Err(MountsError::Kept {
+                layer: layer.digest,
+                reason: failure.message,
+            })
+        }
+        added => Ok(added?),
     }
 }
 

@@ -16,10 +16,18 @@ use layerd_client::api::{ApiError, ErrorKind, Mount, MountRequest, Mounts, Stats
 use layerd_client::cache::{CacheContents, PinRequest, Pinned};
 use serde::Deserialize;
 use tokio::net::UnixListener;
+use tokio::sync::Semaphore;
 
 use super::cache;
 use super::metrics;
 use super::service::Service;
+
+/// Mounts that are being made at a time. They may wait for an origin, each on a thread; the other threads of
+/// [`BLOCKING_THREADS`] are for requests that do not.
+const MOUNTS_AT_ONCE: usize = 64;
+/// Threads for requests.
+pub(super) const BLOCKING_THREADS: usize = 96;
+static MOUNTING: Semaphore = Semaphore::const_new(MOUNTS_AT_ONCE);
 
 /// An error with its HTTP status.
 struct Refusal(ApiError);
@@ -107,6 +115,8 @@ fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
 
 async fn mount(State(service): State<Arc<Service>>, body: Bytes) -> Result<Json<Mount>, Refusal> {
     let request: MountRequest = parse(&body)?;
+    // It is never closed.
+    let _place = MOUNTING.acquire().await.ok();
     blocking(move || service.mount(&request)).await.map(Json)
 }
 

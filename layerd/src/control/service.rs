@@ -67,11 +67,12 @@ impl Service {
 
     /// Tells the data plane, which keeps all counters, what names and descriptions have cost since the last time.
     fn count_names(&self) {
-        let now = (self.names.requests(), self.names.bytes());
         let mut counted = self
             .counted
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
+        // Read under the lock: with an older reading than the last one the difference would be below zero.
+        let now = (self.names.requests(), self.names.bytes());
         let counters = Counters {
             remote_requests: now.0 - counted.0,
             remote_bytes: now.1 - counted.1,

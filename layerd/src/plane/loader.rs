@@ -209,14 +209,7 @@ impl Loader {
                 break;
             };
             if !state.lru.contains(&digest) && !state.pending.entries.contains_key(&digest) {
-                let entry = Entry {
-                    place,
-                    stage: Stage::Looking,
-                    waiters: Vec::new(),
-                    prefetch: true,
-                    asked_idle: false,
-                    second_try: false,
-                };
+                let entry = Entry::looking(place, None);
                 state.pending.entries.insert(digest, entry);
                 indexes.push(index);
             }
@@ -328,14 +321,7 @@ impl State {
     /// Adds a reader to a segment that is not in memory.
     fn join(&mut self, digest: Digest, waiter: Waiter) -> Joined {
         let Some(entry) = self.pending.entries.get_mut(&digest) else {
-            let entry = Entry {
-                place: waiter.place.clone(),
-                stage: Stage::Looking,
-                waiters: vec![waiter],
-                prefetch: false,
-                asked_idle: false,
-                second_try: false,
-            };
+            let entry = Entry::looking(waiter.place.clone(), Some(waiter));
             self.pending.entries.insert(digest, entry);
             return Joined::Fresh;
         };
@@ -426,9 +412,8 @@ impl Shared {
                 cached.push(digest);
                 continue;
             }
-            entry.stage = Stage::Asked;
+            entry.ask();
             let idle = entry.prefetch;
-            entry.asked_idle = idle;
             drop(state);
             match runs.last_mut() {
                 Some((first, count, i)) if *first + *count == index && *i == idle => *count += 1,
@@ -490,8 +475,7 @@ impl Shared {
         let Some(entry) = state.pending.entries.get_mut(digest) else {
             return;
         };
-        entry.stage = Stage::Asked;
-        entry.asked_idle = entry.prefetch;
+        entry.ask();
         let need = ToControl::Need {
             layer: entry.place.layer.digest,
             first: entry.place.index,
@@ -502,17 +486,15 @@ impl Shared {
         self.link.send(&need);
     }
 
-    /// Read-ahead that came to nothing must not fail a reader who only joined it: asks once more, now for the reader.
-    /// Whether it did.
+    /// A request that came to nothing must not fail a reader who only joined it, read-ahead's or another reader's: asks
+    /// once more, now for this reader. Whether it did.
     fn asks_for_reader(&self, digest: &Digest, reason: &str) -> bool {
         let state = self.lock();
         let entry = state.pending.entries.get(digest);
-        let joined = entry.is_some_and(|entry| {
-            entry.stage == Stage::Asked && entry.asked_idle && !entry.waiters.is_empty()
-        });
+        let joined = entry.is_some_and(|entry| entry.has_new_reader(self.patience));
         drop(state);
         if joined {
-            tracing::debug!(%digest, reason, "read-ahead failed; asking again for its reader");
+            tracing::debug!(%digest, reason, "asking again for a reader who came later");
             self.ask(digest);
         }
         joined
@@ -597,7 +579,7 @@ impl Shared {
             Source::Origin(_) => std::mem::replace(&mut entry.second_try, true),
         };
         if !last {
-            entry.stage = Stage::Asked;
+            entry.ask();
             entry.asked_idle = false;
         }
         drop(state);

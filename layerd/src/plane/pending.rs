@@ -12,7 +12,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use imgstore::ids::Digest;
 
@@ -65,8 +65,40 @@ pub(crate) struct Entry {
     pub(crate) prefetch: bool,
     /// The control process was last asked when nobody waited: its refusal says nothing about a request that has a reader.
     pub(crate) asked_idle: bool,
+    /// When the control process was last asked.
+    pub(crate) asked: Instant,
     /// A damaged frame from an origin was seen; the next one is the last.
     pub(crate) second_try: bool,
+}
+
+impl Entry {
+    /// A segment that somebody begins to look for.
+    pub(crate) fn looking(place: Place, waiter: Option<Waiter>) -> Self {
+        Self {
+            place,
+            stage: Stage::Looking,
+            prefetch: waiter.is_none(),
+            waiters: waiter.into_iter().collect(),
+            asked_idle: false,
+            asked: Instant::now(),
+            second_try: false,
+        }
+    }
+
+    /// The control process is asked now.
+    pub(crate) fn ask(&mut self) {
+        self.stage = Stage::Asked;
+        self.asked_idle = self.prefetch;
+        self.asked = Instant::now();
+    }
+
+    /// Whether a reader came after the control process was asked: the refusal of that request is not an answer to it, and it
+    /// has not waited as long as it is ready to.
+    pub(crate) fn has_new_reader(&self, patience: Duration) -> bool {
+        let came_later = |waiter: &Waiter| waiter.deadline > self.asked + patience;
+        let new = self.asked_idle || self.waiters.iter().any(came_later);
+        self.stage == Stage::Asked && !self.waiters.is_empty() && new
+    }
 }
 
 /// All of them.
@@ -105,7 +137,7 @@ impl Pending {
             .values_mut()
             .filter(|entry| entry.stage == Stage::Asked)
             .map(|entry| {
-                entry.asked_idle = entry.prefetch;
+                entry.ask();
                 (entry.place.layer.digest, entry.place.index, entry.prefetch)
             })
             .collect();

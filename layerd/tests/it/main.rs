@@ -7,6 +7,12 @@
     reason = "helpers of tests fail by panicking and say why, as tests do"
 )]
 
+#[allow(
+    dead_code,
+    reason = "each of the test binaries with this file uses a part of it"
+)]
+#[path = "../../../imgstore/tests/it/bad_web.rs"]
+mod bad_web;
 mod daemon;
 mod fixture;
 mod web;
@@ -16,5 +22,6 @@ mod composing;
 mod damage;
 mod deaths;
 mod lifecycle;
+mod outage;
 mod reading;
 mod space;
