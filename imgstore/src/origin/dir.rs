@@ -264,7 +264,11 @@ impl DirOrigin {
                 let Ok(name) = entry.file_name().into_string() else {
                     continue;
                 };
-                let full = format!("{folder}/{name}");
+                let full = if folder.is_empty() {
+                    name
+                } else {
+                    format!("{folder}/{name}")
+                };
                 if entry.file_type()?.is_dir() {
                     folders.push(full)
                 } else {

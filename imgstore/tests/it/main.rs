@@ -13,9 +13,14 @@
 )]
 mod bad_web;
 mod build;
+mod collected;
+mod crash;
 mod damage;
 mod disk_folder;
 mod fidelity;
+mod gate;
+mod gc_model;
+mod gc_races;
 mod golden;
 mod http;
 mod kernel_mount;
@@ -25,6 +30,8 @@ mod oci;
 mod origin_rules;
 mod overlaybd_golden;
 mod overlaybd_writing;
+mod origin_rules;
+mod power;
 mod random_tree;
 mod s3;
 mod source_directory;
