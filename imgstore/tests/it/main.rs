@@ -15,6 +15,8 @@ mod bad_web;
 mod build;
 mod collected;
 mod crash;
+mod cache_crash;
+mod cache_disk;
 mod damage;
 mod disk_folder;
 mod fidelity;

@@ -199,9 +199,12 @@ impl SegmentCache {
     pub fn unpin(&self, layer: &Digest) -> Result<bool, CacheError> {
         let mut pins = lock(&self.pins);
         let path = self.pin_path(layer);
-        let removed = self
-            .unlink(&path)
-            .map_err(|source| CacheError::Write { path, source })?;
+        let removed = self.unlink(&path).and_then(|removed| {
+            // Without this it may be back after a power cut.
+            self.disk.sync(&self.root.join(names::PINS))?;
+            Ok(removed)
+        });
+        let removed = removed.map_err(|source| CacheError::Write { path, source })?;
         let Some(at) = pins.iter().position(|pin| pin.layer == *layer) else {
             return Ok(removed);
         };
@@ -212,7 +215,7 @@ impl SegmentCache {
         Ok(true)
     }
 
-    pub(super) fn pin_path(&self, layer: &Digest) -> std::path::PathBuf {
+    fn pin_path(&self, layer: &Digest) -> std::path::PathBuf {
         self.root.join(names::PINS).join(format!("{layer}.json"))
     }
 }

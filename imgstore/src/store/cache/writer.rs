@@ -208,10 +208,16 @@ impl SegmentCache {
             names::MARKER,
             names::LOCK,
         ];
-        let pins: Vec<PathBuf> = {
-            let pins = lock(&self.pins);
-            pins.iter().map(|pin| self.pin_path(&pin.layer)).collect()
+        let mut pins = Vec::new();
+        let folder = self.root.join(names::PINS);
+        let mut is_pin = |name: &str| {
+            if names::pin(name).is_some() {
+                pins.push(folder.join(name));
+            }
         };
+        if let Err(error) = self.disk.list(&folder, &mut is_pin) {
+            tracing::debug!(%error, "pins are not counted");
+        }
         for path in own.iter().map(|name| self.root.join(name)).chain(pins) {
             // A disk that cannot tell has other troubles than these few blocks.
             bytes += self.disk.stat(&path).ok().flatten().map_or(0, |s| s.bytes);
