@@ -18,9 +18,11 @@ mod fixture;
 mod web;
 
 mod axes;
+mod cache;
 mod composing;
 mod damage;
 mod deaths;
+mod killing;
 mod lifecycle;
 mod outage;
 mod reading;
