@@ -1,8 +1,9 @@
 //! Comparisons of one part of the store with the plain tools or native paths beside it: building, reading,
-//! memory, mounting, deduplication. Each prints lines for people and writes the same numbers as JSON.
+//! memory, mounting, deduplication, and readers whose store is killed. Each prints lines for people and writes the same numbers as JSON.
 
 pub(crate) mod build;
 pub(crate) mod dedup;
+pub(crate) mod kill;
 pub(crate) mod memory;
 pub(crate) mod mount_many;
 pub(crate) mod read;

@@ -37,6 +37,7 @@ enum Command {
     Memory(compare::memory::MemoryArgs),
     Mounts(compare::mount_many::MountsArgs),
     Dedup(compare::dedup::DedupArgs),
+    Kill(compare::kill::KillArgs),
     Origin(origin::OriginArgs),
     #[command(hide = true)]
     Get(origin::GetArgs),
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         Command::Memory(args) => compare::memory::run(&args),
         Command::Mounts(args) => compare::mount_many::run(&args),
         Command::Dedup(args) => compare::dedup::run(&args),
+        Command::Kill(args) => compare::kill::run(&args),
         Command::Origin(args) => origin::run(&args),
         Command::Get(args) => origin::get(&args),
         Command::NativeMount(args) => native::run(&args),

@@ -151,8 +151,8 @@ pub(crate) struct Built {
 pub(crate) struct Stats {
     #[serde(default)]
     pub(crate) total: Counters,
-    data_plane_pid: Option<u32>,
-    control_pid: Option<u32>,
+    pub(crate) data_plane_pid: Option<u32>,
+    pub(crate) control_pid: Option<u32>,
 }
 
 /// Counters of `layerd`.
@@ -302,6 +302,17 @@ impl Layerd {
         }
         self.terminate();
         Ok(())
+    }
+
+    /// Starts another one on the same cache after this one was killed, and hands the mounts over.
+    ///
+    /// # Errors
+    /// Where it does not listen in time.
+    pub(crate) fn restart(mut self, origin: &str, cache: &Path) -> Result<Self> {
+        self.child.wait().during("waiting for a killed layerd")?;
+        let mut next = Self::start(&self.binaries, origin, cache)?;
+        next.mountpoints = std::mem::take(&mut self.mountpoints);
+        Ok(next)
     }
 
     /// SIGTERM, then SIGKILL where that is not obeyed in time.
