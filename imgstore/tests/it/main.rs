@@ -32,7 +32,6 @@ mod oci;
 mod origin_rules;
 mod overlaybd_golden;
 mod overlaybd_writing;
-mod origin_rules;
 mod power;
 mod random_tree;
 mod s3;
