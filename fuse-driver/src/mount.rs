@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, Session};
@@ -63,7 +63,7 @@ pub struct FuseMount {
     shared: Arc<Shared>,
     notifier: Notifier,
     /// Ends by itself when the kernel lets go of the mount.
-    _session: BackgroundSession,
+    session: Mutex<Option<BackgroundSession>>,
 }
 
 impl FuseMount {
@@ -96,8 +96,18 @@ impl FuseMount {
             path: path.to_owned(),
             shared,
             notifier,
-            _session: session,
+            session: Mutex::new(Some(session)),
         })
+    }
+
+    /// Waits until the kernel has let go of the mount: somebody unmounted it, or aborted its connection. Nothing can be served
+    /// any more then. For one caller; others return at once.
+    pub fn wait_for_end(&self) {
+        let session = self.session.lock();
+        let session = session.unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(Err(error)) = session.map(BackgroundSession::join) {
+            tracing::debug!(%error, "the FUSE session ended");
+        }
     }
 
     /// The path of the image called `name`.

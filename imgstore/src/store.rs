@@ -5,6 +5,7 @@ pub mod export;
 pub mod gc;
 pub mod layer;
 pub mod lease;
+pub mod meta_file;
 pub mod reader;
 pub mod tags;
 pub mod tar_export;

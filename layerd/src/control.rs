@@ -6,21 +6,27 @@
 
 mod cache;
 mod feed;
+mod late_origin;
 mod layers;
 mod link;
 mod metrics;
 mod mounts;
+mod notify;
 mod pages;
 pub(crate) mod plane;
 mod record;
+pub(crate) mod selftest;
 mod server;
 mod service;
+mod socket;
 mod table;
 
+use std::ffi::OsString;
 use std::fs::{self, Permissions};
 use std::io;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -35,13 +41,20 @@ use imgstore::store::cache::lock::{CacheLock, LockError};
 use imgstore::store::cache::{CacheError, CacheSettings, SegmentCache};
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::kill::step;
 use crate::paths::Paths;
 use feed::Feed;
+use late_origin::LateOrigin;
 use layers::LayerStore;
+use metrics::ControlMetrics;
 use mounts::MountService;
 use pages::PageDropper;
 use plane::Starter;
+use selftest::Addressing;
 use service::Service;
+
+/// How long requests that have come may take when this process makes room for the next one.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// What layerd is started with.
 #[derive(Debug, Clone)]
@@ -62,6 +75,12 @@ pub(crate) struct ControlConfig {
     pub(crate) memory_bytes_max: u64,
     /// Whether the kernel reads past the page cache of the FUSE files.
     pub(crate) directio: bool,
+    /// Where to serve metrics besides the socket.
+    pub(crate) metrics: Option<SocketAddr>,
+    /// Which image the self-test mounts; `None` leaves it out.
+    pub(crate) self_test: Option<Addressing>,
+    /// The supervisor's socket (`NOTIFY_SOCKET`).
+    pub(crate) notify: Option<OsString>,
 }
 
 /// Why layerd does not run.
@@ -78,6 +97,14 @@ pub(crate) enum ControlError {
     Lock(#[from] LockError),
     #[error("another layerd answers at `{0}`; end it or use another `--socket`")]
     SocketTaken(PathBuf),
+    #[error("`{0}` is no socket; remove it or use another `--socket`")]
+    NoSocket(PathBuf),
+    #[error("cannot serve metrics at {address}: {source}")]
+    Metrics {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
     #[error(transparent)]
     Cache(#[from] CacheError),
     #[error(transparent)]
@@ -109,25 +136,31 @@ fn take_cache(paths: &Paths, config: &ControlConfig) -> Result<Arc<SegmentCache>
     Ok(Arc::new(cache))
 }
 
-/// Listens at `path`. A socket that nobody answers at is a left-over and is replaced.
-fn take_socket(path: &Path) -> Result<UnixListener, ControlError> {
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).map_err(failed("create", folder))?;
-    }
-    match UnixStream::connect(path) {
-        Ok(_) => return Err(ControlError::SocketTaken(path.to_owned())),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-            fs::remove_file(path).map_err(failed("replace", path))?;
+/// Whether an earlier layerd left something that must be served whatever the origins say.
+fn has_something_left(paths: &Paths) -> bool {
+    let records = fs::read_dir(paths.records()).is_ok_and(|mut entries| entries.next().is_some());
+    records || fs::exists(paths.plane_socket()).unwrap_or(false)
+}
+
+fn open_origin(url: &OriginUrl, paths: &Paths) -> Result<Arc<dyn Origin>, ControlError> {
+    match url.open() {
+        Err(error) if has_something_left(paths) => {
+            tracing::error!(%error, "an origin cannot be opened now; what is cached is served, the rest waits for it");
+            Ok(Arc::new(LateOrigin::new(url.clone())))
         }
-        Err(e) => return Err(failed("use socket", path)(e)),
+        opened => Ok(opened?),
     }
-    let listener = UnixListener::bind(path).map_err(failed("listen at", path))?;
-    fs::set_permissions(path, Permissions::from_mode(0o660)).map_err(failed("protect", path))?;
-    listener
-        .set_nonblocking(true)
-        .map_err(failed("listen at", path))?;
-    Ok(listener)
+}
+
+/// Takes the address for metrics.
+fn listen_for_metrics(address: SocketAddr) -> Result<TcpListener, ControlError> {
+    let listen = || {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        tracing::info!(address = %listener.local_addr()?, "metrics");
+        Ok(listener)
+    };
+    listen().map_err(|source| ControlError::Metrics { address, source })
 }
 
 fn build(
@@ -136,7 +169,8 @@ fn build(
     cache: Arc<SegmentCache>,
 ) -> Result<Service, ControlError> {
     let names = Arc::new(Traffic::default());
-    let opened: Result<Vec<_>, _> = config.origins.iter().map(OriginUrl::open).collect();
+    let open = |url: &OriginUrl| open_origin(url, &paths);
+    let opened: Result<Vec<_>, _> = config.origins.iter().map(open).collect();
     let origins = OriginSet::new(opened?);
     let counted = origins.decorated(|origin| {
         Arc::new(CountingOrigin::new(origin, Arc::clone(&names))) as Arc<dyn Origin>
@@ -162,6 +196,8 @@ fn build(
         names,
         counted: std::sync::Mutex::new((0, 0)),
         ending: AtomicBool::new(false),
+        metrics: ControlMetrics::new(),
+        self_test: config.self_test,
     })
 }
 
@@ -184,14 +220,17 @@ pub(crate) fn run(config: &ControlConfig) -> Result<(), ControlError> {
     let root = fs::canonicalize(&config.cache).map_err(failed("use", &config.cache))?;
     let paths = Paths::new(&root);
     let cache = take_cache(&paths, config)?;
-    let listener = take_socket(&config.socket)?;
+    let (listener, socket) = socket::take(&config.socket)?;
+    step("listening");
+    let metrics = config.metrics.map(listen_for_metrics).transpose()?;
     let service = Arc::new(build(config, paths, cache)?);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(server::BLOCKING_THREADS)
         .build()
         .map_err(failed("start the runtime for", &config.socket))?;
-    let ended = runtime.block_on(serve(listener, Arc::clone(&service), config));
+    let listeners = Listeners { listener, metrics };
+    let ended = runtime.block_on(serve(listeners, Arc::clone(&service), config));
     let result = match ended {
         Ok(End::Leave) => {
             tracing::info!("leaving mounts and data plane to the next layerd");
@@ -211,22 +250,23 @@ pub(crate) fn run(config: &ControlConfig) -> Result<(), ControlError> {
             Err(failed("serve", &config.socket)(error))
         }
     };
-    fs::remove_file(&config.socket).map_err(failed("remove", &config.socket))?;
+    drop(socket);
     runtime.shutdown_background();
     result
 }
 
-async fn serve(
+/// Where requests come from.
+struct Listeners {
     listener: UnixListener,
-    service: Arc<Service>,
-    config: &ControlConfig,
-) -> io::Result<End> {
-    let listener = tokio::net::UnixListener::from_std(listener)?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut leave = signal(SignalKind::user_defined1())?;
+    metrics: Option<TcpListener>,
+}
+
+/// Takes over what there is on a thread of its own; what went wrong. Resolves to the receiver when the lock is held.
+async fn start_recovery(
+    service: &Arc<Service>,
+) -> io::Result<tokio::sync::oneshot::Receiver<service::RecoverError>> {
+    let recovering = Arc::clone(service);
     let (failed, failure) = tokio::sync::oneshot::channel();
-    let recovering = Arc::clone(&service);
     let (locked, lock_held) = tokio::sync::oneshot::channel();
     std::thread::Builder::new()
         .name("recover".to_owned())
@@ -246,7 +286,29 @@ async fn serve(
     if lock_held.await.is_err() {
         tracing::error!("recovery did not start");
     }
+    Ok(failure)
+}
+
+async fn serve(
+    listeners: Listeners,
+    service: Arc<Service>,
+    config: &ControlConfig,
+) -> io::Result<End> {
+    let listener = tokio::net::UnixListener::from_std(listeners.listener)?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut leave = signal(SignalKind::user_defined1())?;
+    let failure = start_recovery(&service).await?;
     tracing::info!(socket = %config.socket.display(), cache = %config.cache.display(), "layerd listens");
+    if let Some(address) = &config.notify
+        && let Err(error) = notify::ready(address)
+    {
+        tracing::warn!(%error, "cannot tell the supervisor that layerd is ready");
+    }
+    if let Some(metrics) = listeners.metrics {
+        let metrics = tokio::net::TcpListener::from_std(metrics)?;
+        tokio::spawn(server::serve_metrics(metrics, Arc::clone(&service)));
+    }
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let serving = tokio::spawn(server::serve(listener, service, async move {
         // Also when the sender is dropped.
@@ -266,8 +328,14 @@ async fn serve(
         error = failure => End::Failed(error),
     };
     drop(stop);
-    match serving.await {
-        Ok(served) => served.map(|()| end),
-        Err(error) => Err(io::Error::other(error)),
+    // The next process answers those who come now. A shutdown waits for nobody: an origin that hangs must not hold it up.
+    let grace = match end {
+        End::Leave => GRACE,
+        End::Clean | End::Failed(_) => Duration::ZERO,
+    };
+    match tokio::time::timeout(grace, serving).await {
+        Err(_elapsed) => Ok(end),
+        Ok(Ok(served)) => served.map(|()| end),
+        Ok(Err(error)) => Err(io::Error::other(error)),
     }
 }

@@ -3,7 +3,10 @@
 //! One binary, two processes: the control process is what users start; it starts itself again as the data plane.
 
 mod control;
+mod histogram;
 mod kernel;
+mod kill;
+mod memory;
 mod paths;
 mod plane;
 mod protocol;
@@ -11,6 +14,7 @@ mod settings;
 mod sys;
 
 use std::io::IsTerminal;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -22,6 +26,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use tracing_subscriber::EnvFilter;
 
 use control::ControlConfig;
+use control::selftest::Addressing;
 use plane::PlaneConfig;
 use settings::{parse_duration, parse_size};
 
@@ -57,9 +62,18 @@ struct ControlArgs {
     /// Decoded segments kept in memory.
     #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_size)]
     memory: u64,
+    /// Serve `/metrics` at this address too, to whoever can connect (`127.0.0.1:9150`). They are always at the socket.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
     /// Have the kernel read through the page cache of the FUSE files, for comparisons.
     #[arg(long, hide = true)]
     buffered: bool,
+    /// How the self-test's image addresses blocks, for tests of the self-test.
+    #[arg(long, hide = true, default_value = "flat")]
+    self_test: Addressing,
+    /// Start without a self-test.
+    #[arg(long, hide = true)]
+    no_self_test: bool,
 }
 
 /// The data plane: started by layerd, not by people.
@@ -115,6 +129,7 @@ fn main() -> ExitCode {
         .next()
         .is_some_and(|a| a == control::plane::SUBCOMMAND)
     {
+        kill::arm(std::env::var_os("DSEC_KILL_DATA_PLANE"));
         let args = PlaneArgs::parse_from(program.into_iter().chain(arguments));
         let config = PlaneConfig {
             cache: args.cache,
@@ -124,6 +139,7 @@ fn main() -> ExitCode {
         };
         return report(plane::run(&config).err().map(|e| e.to_string()));
     }
+    kill::arm(std::env::var_os("DSEC_KILL_CONTROL"));
     let args = ControlArgs::parse();
     let config = ControlConfig {
         origins: args.origin,
@@ -134,6 +150,9 @@ fn main() -> ExitCode {
         patience: args.read_deadline,
         memory_bytes_max: args.memory,
         directio: !args.buffered,
+        metrics: args.metrics,
+        self_test: (!args.no_self_test).then_some(args.self_test),
+        notify: std::env::var_os("NOTIFY_SOCKET"),
     };
     report(control::run(&config).err().map(|e| e.to_string()))
 }

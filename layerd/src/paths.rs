@@ -34,6 +34,11 @@ impl Paths {
         &self.root
     }
 
+    /// Held by the data plane as long as it lives.
+    pub(crate) fn plane_lock(&self) -> PathBuf {
+        self.run().join("data-plane.lock")
+    }
+
     /// Folder of everything that lasts only as long as mounts do.
     pub(crate) fn run(&self) -> PathBuf {
         self.root.join("run")

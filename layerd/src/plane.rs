@@ -11,6 +11,7 @@
 //! ```
 
 mod image;
+mod latency;
 mod layer;
 mod link;
 mod loader;
@@ -22,15 +23,17 @@ mod pending;
 mod readahead;
 mod serve;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use fuse_driver::mount::{FuseError, FuseMount};
+use rustix::fs::FlockOperation;
 
+use crate::kill::step;
 use crate::paths::Paths;
 use layer::Layers;
 use link::Link;
@@ -61,12 +64,76 @@ pub(crate) enum PlaneError {
         #[source]
         source: io::Error,
     },
+    #[error("another data plane of the cache `{0}` does not end")]
+    Taken(PathBuf),
+    #[error("the FUSE mount `{0}` was taken away or aborted; its readers get errors")]
+    Aborted(PathBuf),
     #[error(transparent)]
     Fuse(#[from] FuseError),
 }
 
+/// Why the data plane ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The control process says so.
+    Asked,
+    /// The kernel let go of the mount.
+    Aborted,
+}
+
 /// What is written to standard output when the socket is there and the mount serves.
 pub(crate) const READY: &[u8] = b"ready\n";
+
+/// How long an earlier data plane of this cache, whose control process was killed while it started, may take to end.
+const TAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A thread that only waits.
+const WATCH_STACK_BYTES: usize = 64 << 10;
+/// Pause between two looks.
+const TAKE_PAUSE: Duration = Duration::from_millis(5);
+
+/// Makes this the only data plane of the cache: two would take each other's socket. The lock ends with the process.
+fn take(paths: &Paths) -> Result<File, PlaneError> {
+    let path = paths.plane_lock();
+    let failed = |what| {
+        let path = path.clone();
+        move |source| PlaneError::Io { what, path, source }
+    };
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .map_err(failed("open"))?;
+    let until = Instant::now() + TAKE_TIMEOUT;
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
+                std::thread::sleep(TAKE_PAUSE);
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(PlaneError::Taken(paths.root().to_owned()));
+            }
+            Err(error) => return Err(failed("lock")(error.into())),
+        }
+    }
+}
+
+/// A process without its mount must end, so that the control process makes another.
+fn watch_mount(fuse: &Arc<FuseMount>, end: mpsc::Sender<End>) -> io::Result<()> {
+    let fuse = Arc::clone(fuse);
+    let watch = move || {
+        fuse.wait_for_end();
+        if end.send(End::Aborted).is_err() {
+            tracing::debug!("the mount is gone; the process is ending anyway");
+        }
+    };
+    std::thread::Builder::new()
+        .name("watch-mount".to_owned())
+        .stack_size(WATCH_STACK_BYTES)
+        .spawn(watch)
+        .map(|_handle| ())
+}
 
 /// Runs until the control process says to end.
 ///
@@ -78,9 +145,16 @@ pub(crate) fn run(config: &PlaneConfig) -> Result<(), PlaneError> {
     // Signals for the control process's terminal or session are not for this process.
     rustix::process::setsid()
         .map_err(|e| failed("leave the session of", paths.root().to_owned())(e.into()))?;
+    // The process is started by way of a link whose name says nothing.
+    if let Err(error) = rustix::thread::set_name(c"layerd-data") {
+        tracing::debug!(%error, "the process keeps its name");
+    }
+    let lock = take(&paths)?;
+    step("a data plane");
     let fuse_path = paths.fuse();
     fs::create_dir_all(&fuse_path).map_err(failed("create", fuse_path.clone()))?;
     let fuse = Arc::new(FuseMount::new(&fuse_path, SystemTime::now())?);
+    step("the FUSE mount is there");
     let link = Arc::new(Link::default());
     let settings = LoaderSettings {
         memory_bytes_max: config.memory_bytes_max,
@@ -107,21 +181,30 @@ pub(crate) fn run(config: &PlaneConfig) -> Result<(), PlaneError> {
         pages,
         end,
     });
+    watch_mount(&fuse, server.end.clone())
+        .map_err(failed("start threads for", fuse_path.clone()))?;
     let accepting = Arc::clone(&server);
     std::thread::Builder::new()
         .name("accept".to_owned())
         .spawn(move || accepting.accept(&listener))
         .map_err(failed("start threads for", socket.clone()))?;
+    step("the socket is there");
     let mut out = io::stdout();
     out.write_all(READY)
         .and_then(|()| out.flush())
         .map_err(failed("report", socket.clone()))?;
+    step("said to be ready");
     // The sender lives in `server`, so this only ends when somebody says so.
-    if ended.recv().is_err() {
-        tracing::error!("nobody can end the data plane any more; ending");
+    match ended.recv() {
+        Ok(End::Asked) => {}
+        Ok(End::Aborted) => return Err(PlaneError::Aborted(fuse_path)),
+        Err(_) => tracing::error!("nobody can end the data plane any more; ending"),
     }
+    step("ending");
     fuse.unmount()?;
+    step("the FUSE mount is gone");
     fs::remove_file(&socket).map_err(failed("remove", socket))?;
     server.say_goodbye();
+    drop(lock);
     Ok(())
 }

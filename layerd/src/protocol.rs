@@ -17,8 +17,16 @@ use layerd_client::api::{Counters, ErrorKind};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::histogram::Observed;
+
 /// Both sides must have the same; a data plane of another version is not adopted.
 pub(crate) const VERSION: u32 = 1;
+/// What this build can do beyond the first one of [`VERSION`].
+pub(crate) const FEATURES: [&str; 1] = [HISTOGRAMS];
+/// The data plane measures how long reads take, and says how much is waiting.
+pub(crate) const HISTOGRAMS: &str = "histograms";
+/// Features without which this control process cannot work with a data plane.
+pub(crate) const FEATURES_NEEDED: [&str; 0] = [];
 /// Longest head: statistics of some ten thousand layers.
 const HEAD_BYTES_MAX: u32 = 8 << 20;
 /// Longest bytes: one frame of a 4 MiB segment and zstd's worst case.
@@ -71,6 +79,9 @@ pub(crate) enum ToData {
     Hello {
         /// [`VERSION`].
         version: u32,
+        /// [`FEATURES`].
+        #[serde(default)]
+        features: Vec<String>,
     },
     /// Serve this layer; its manifest and metadata are in `CACHE/layers`. Adding a served layer again is fine.
     AddImage {
@@ -78,6 +89,9 @@ pub(crate) enum ToData {
         id: u64,
         /// The layer.
         layer: Digest,
+        /// What is read of it is nobody's business: it is in no counter.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        uncounted: bool,
     },
     /// Stop serving this layer.
     RemoveImage {
@@ -121,6 +135,9 @@ pub(crate) enum ToData {
         /// Repeated in the answer.
         id: u64,
     },
+    /// Something that a later build says.
+    #[serde(other)]
+    Unknown,
 }
 
 /// Why a request of the control process failed.
@@ -139,6 +156,31 @@ pub(crate) struct PlaneStats {
     pub(crate) layers: BTreeMap<String, Counters>,
     /// All layers that ever were, and what belongs to none.
     pub(crate) total: Counters,
+    /// How long pieces of reads took, and what is waiting; `None` from a data plane without [`HISTOGRAMS`].
+    #[serde(default)]
+    pub(crate) now: Option<PlaneNow>,
+}
+
+/// What a data plane measures besides counters.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct PlaneNow {
+    /// Pieces of reads answered from memory or from the cache on disk.
+    pub(crate) hit: Observed,
+    /// Pieces of reads that waited for an origin.
+    pub(crate) miss: Observed,
+    /// Pieces of reads that failed.
+    pub(crate) failed: Observed,
+    /// Segments that somebody or read-ahead waits for.
+    pub(crate) pending_segments: u64,
+    /// Pieces of reads that wait.
+    pub(crate) waiting_reads: u64,
+    /// Tasks for the workers.
+    pub(crate) queued_tasks: u64,
+    /// Plain bytes of segments kept in memory.
+    pub(crate) memory_bytes: u64,
+    /// The process's resident memory.
+    pub(crate) resident_bytes: u64,
 }
 
 /// From the data plane.
@@ -153,6 +195,9 @@ pub(crate) enum ToControl {
         pid: u32,
         /// The layers it serves.
         layers: Vec<Digest>,
+        /// [`FEATURES`] of its build.
+        #[serde(default)]
+        features: Vec<String>,
     },
     /// Answer to a request with an id.
     Done {
@@ -200,6 +245,14 @@ pub(crate) enum ToControl {
         /// The segments.
         digests: Vec<Digest>,
     },
+    /// Something that a later build says.
+    #[serde(other)]
+    Unknown,
+}
+
+/// The features of this build, as they are said.
+pub(crate) fn features() -> Vec<String> {
+    FEATURES.map(str::to_owned).to_vec()
 }
 
 /// Writes one message.
@@ -299,6 +352,32 @@ mod tests {
         let (message, bytes) = read_message::<ToData>(&mut wire).unwrap().unwrap();
         assert!(matches!(message, ToData::Exit { id: 3 }) && bytes.is_empty());
         assert!(read_message::<ToData>(&mut wire).unwrap().is_none());
+    }
+
+    /// Mutation: without the variants `Unknown`, reading such a message is an error, which ends the connection.
+    #[test]
+    fn messages_and_fields_of_later_builds_are_passed_over() {
+        for head in [
+            r#"{"type":"dance","id":7,"tempo":[1,2]}"#,
+            r#"{"type":"hello","version":1,"mood":"good"}"#,
+        ] {
+            let mut wire = Vec::new();
+            let len = u32::try_from(head.len()).unwrap();
+            wire.extend_from_slice(&len.to_le_bytes());
+            wire.extend_from_slice(&3_u32.to_le_bytes());
+            wire.extend_from_slice(head.as_bytes());
+            wire.extend_from_slice(b"abc");
+            write_message(&mut wire, &ToData::Exit { id: 3 }, b"").unwrap();
+            let mut wire = &*wire;
+            let (message, _) = read_message::<ToData>(&mut wire).unwrap().unwrap();
+            assert!(
+                matches!(&message, ToData::Unknown)
+                    || matches!(&message, ToData::Hello { version: 1, features } if features.is_empty()),
+                "{message:?}"
+            );
+            let (message, _) = read_message::<ToData>(&mut wire).unwrap().unwrap();
+            assert!(matches!(message, ToData::Exit { id: 3 }));
+        }
     }
 
     #[test]

@@ -103,6 +103,19 @@ struct State {
     threads: usize,
     idle: usize,
     prefetching: usize,
+    /// Ranges that are being fetched or delivered.
+    busy: usize,
+}
+
+/// What a queue has to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QueueDepth {
+    /// Ranges that readers wait for and that no thread has taken.
+    pub demand: usize,
+    /// Ranges of read-ahead that no thread has taken.
+    pub prefetch: usize,
+    /// Ranges that are being fetched or delivered.
+    pub running: usize,
 }
 
 struct Shared {
@@ -139,12 +152,14 @@ impl Shared {
         let mut state = self.lock();
         loop {
             if let Some(job) = state.demand.pop_front() {
+                state.busy += 1;
                 return job;
             }
             if state.prefetching < PREFETCH_THREADS_MAX
                 && let Some(job) = state.prefetch.pop_front()
             {
                 state.prefetching += 1;
+                state.busy += 1;
                 return job;
             }
             state.idle += 1;
@@ -185,6 +200,7 @@ impl Shared {
                 outcome: outcome.map_err(FetchError::from),
                 spent,
             });
+            self.lock().busy -= 1;
         }
     }
 }
@@ -212,6 +228,16 @@ impl FetchQueue {
     /// Whether so many more bytes in a request are cheaper than another request, as far as the origins have shown.
     pub fn worth(&self, bytes: u64) -> bool {
         self.shared.pace.worth(bytes)
+    }
+
+    /// What there is to do now.
+    pub fn depth(&self) -> QueueDepth {
+        let state = self.shared.lock();
+        QueueDepth {
+            demand: state.demand.len(),
+            prefetch: state.prefetch.len(),
+            running: state.busy,
+        }
     }
 
     /// A reader now waits for segments that were asked for as prefetch: their ranges come next, if they still wait.

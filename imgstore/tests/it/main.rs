@@ -13,10 +13,10 @@
 )]
 mod bad_web;
 mod build;
-mod collected;
-mod crash;
 mod cache_crash;
 mod cache_disk;
+mod collected;
+mod crash;
 mod damage;
 mod disk_folder;
 mod fidelity;

@@ -4,14 +4,14 @@
 //! Neither is verified here. When a pack is gone, the placement is read again once, for it may have moved.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use imgstore::fetch::health::OriginHealth;
 use imgstore::fetch::origins::OriginSet;
 use imgstore::fetch::plan::with_partner;
-use imgstore::fetch::queue::{Delivery, FetchError, FetchQueue, Priority};
+use imgstore::fetch::queue::{Delivery, FetchError, FetchQueue, Priority, QueueDepth};
 use imgstore::ids::{Digest, to_u64};
 use imgstore::store::cache::{Kept, SegmentCache};
 use imgstore::store::layer::Layer;
@@ -20,10 +20,13 @@ use layerd_client::api::Counters;
 use super::layers::LayerStore;
 use super::link::PlaneLink;
 use super::pages::PageDropper;
+use super::selftest::SelfTest;
 use crate::protocol::{Cost, Provenance, ToControl, ToData};
 
 /// A cache that cannot be written is reported this often.
 const WARN_EVERY: Duration = Duration::from_secs(60);
+/// Pause between two looks whether everything is delivered.
+const DRAIN_PAUSE: Duration = Duration::from_millis(2);
 
 /// Most descriptions that are loaded (again) at a time, each on a thread of its own.
 const LOADING_MAX: usize = 64;
@@ -34,6 +37,8 @@ struct Target {
     layers: Arc<LayerStore>,
     cache: Arc<SegmentCache>,
     plane: Mutex<Option<Arc<PlaneLink>>>,
+    /// While the built-in image is mounted: it has its segments.
+    self_test: Mutex<Option<Arc<SelfTest>>>,
     warned: Mutex<Option<Instant>>,
     unwarned: AtomicU64,
     /// Segments that were handed over and are not in the cache yet: nobody's partner needs to fetch them again.
@@ -47,6 +52,8 @@ pub(crate) struct Feed {
     target: Arc<Target>,
     queue: FetchQueue,
     pub(crate) pages: PageDropper,
+    /// Nothing new is fetched: the next control process is asked for it.
+    draining: Arc<AtomicBool>,
 }
 
 impl Feed {
@@ -62,6 +69,7 @@ impl Feed {
             layers,
             cache,
             plane: Mutex::new(None),
+            self_test: Mutex::new(None),
             warned: Mutex::new(None),
             unwarned: AtomicU64::new(0),
             handed: Mutex::new(HashSet::new()),
@@ -77,6 +85,7 @@ impl Feed {
             target,
             queue,
             pages,
+            draining: Arc::new(AtomicBool::new(false)),
         }
     }
 
@@ -85,15 +94,38 @@ impl Feed {
         *self.target.plane() = plane;
     }
 
+    /// Segments of the self-test's image come from there from now on.
+    pub(crate) fn set_self_test(&self, test: Option<Arc<SelfTest>>) {
+        *self.target.self_test() = test;
+    }
+
     /// The data plane that lives now.
     pub(crate) fn plane(&self) -> Option<Arc<PlaneLink>> {
         self.target.plane().clone()
     }
 
     /// What is remembered of each origin, in order: the counters for the metrics.
-    #[expect(dead_code, reason = "the metrics will read it")]
     pub(crate) fn health(&self) -> Vec<Arc<OriginHealth>> {
         self.queue.origins().health()
+    }
+
+    /// What there is to fetch now.
+    pub(crate) fn depth(&self) -> QueueDepth {
+        self.queue.depth()
+    }
+
+    /// Fetches nothing new, and waits until what is on its way is delivered and in the cache, so that nobody fetches it a
+    /// second time; whether it is. The data plane says its other wishes again to the next control process.
+    pub(crate) fn drain(&self, timeout: Duration) -> bool {
+        self.draining.store(true, Ordering::Release);
+        let until = Instant::now() + timeout;
+        while self.depth() != QueueDepth::default() {
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(DRAIN_PAUSE);
+        }
+        true
     }
 
     /// Counts what no layer did.
@@ -126,10 +158,24 @@ impl Feed {
             ToControl::Welcome { .. } | ToControl::Done { .. } => {
                 tracing::warn!("the data plane said something out of turn");
             }
+            ToControl::Unknown => {
+                tracing::debug!("the data plane said something that only later builds know");
+            }
         }
     }
 
     fn need(&self, digest: Digest, indexes: Vec<usize>, priority: Priority) {
+        if self.draining.load(Ordering::Acquire) {
+            tracing::debug!(layer = %digest, ?indexes, "left to the next control process");
+            return;
+        }
+        if let Some(test) = self.target.self_test().clone()
+            && test.layer() == digest
+            && let Some(plane) = self.plane()
+        {
+            test.give(&plane, &indexes);
+            return;
+        }
         let again = priority == Priority::Again;
         if let Some(layer) = self.target.layers.get(&digest).filter(|_| !again) {
             let indexes = match *indexes {
@@ -189,6 +235,11 @@ fn plain_bytes(delivery: &Delivery) -> u64 {
 impl Target {
     fn plane(&self) -> MutexGuard<'_, Option<Arc<PlaneLink>>> {
         self.plane.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn self_test(&self) -> MutexGuard<'_, Option<Arc<SelfTest>>> {
+        let guard = self.self_test.lock();
+        guard.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn handed(&self) -> MutexGuard<'_, HashSet<Digest>> {

@@ -4,9 +4,11 @@
 //! disk is trusted: the manifest is checked against the layer's name whenever it is loaded, the placement against
 //! the manifest, the metadata image by the data plane (`plane/meta`). A file that is damaged is fetched again.
 
+use std::cell::Cell;
 use std::collections::HashMap;
-use std::fs;
-use std::path::Path;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use imgstore::fetch::origins::OriginSet;
@@ -18,7 +20,9 @@ use imgstore::ids::{Digest, LayerRef};
 use imgstore::store::cache::names::{MANIFEST, META, PLACEMENT};
 use imgstore::store::cache::{CacheError, LayerHold, SegmentCache, kept};
 use imgstore::store::layer::{self, Layer, LayerError};
+use imgstore::store::meta_file::{MetaFileError, WHOLE_BYTES_MAX, write_meta};
 
+use crate::kill::step;
 use crate::paths::Paths;
 
 /// Why a layer cannot be had.
@@ -28,6 +32,12 @@ pub(crate) enum LayersError {
     Layer(#[from] LayerError),
     #[error("cannot keep what describes a layer: {0}")]
     Cache(#[from] CacheError),
+    #[error("cannot keep `{path}`: {source}")]
+    Io {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
 }
 
 /// See the head of this file.
@@ -167,6 +177,10 @@ impl LayerStore {
     }
 
     fn fetch_meta(&self, layer: &Layer) -> Result<(), LayersError> {
+        if layer.manifest.meta.size > WHOLE_BYTES_MAX {
+            let path = self.paths.layer(&layer.digest).join(META);
+            return self.stream_meta(layer, &path);
+        }
         let read = |origin: &dyn imgstore::origin::Origin| {
             let meta = layer::read_meta(origin, &layer.manifest)?;
             check(&meta, &layer.manifest).map_err(|source| LayerError::Damaged {
@@ -177,7 +191,39 @@ impl LayerStore {
             Ok(meta)
         };
         let meta = self.origins.first(read)?;
-        Ok(self.cache.put_layer_file(&layer.digest, META, &meta)?)
+        step("writing a description");
+        self.cache.put_layer_file(&layer.digest, META, &meta)?;
+        step("a description is written");
+        Ok(())
+    }
+
+    /// Writes a large metadata image as it comes.
+    fn stream_meta(&self, layer: &Layer, path: &Path) -> Result<(), LayersError> {
+        // A disk that fails is no fault of the origin: it is not a reason to ask the next one.
+        let full = Cell::new(None);
+        let write = |file: &File| {
+            step("writing a description");
+            self.origins.first(|origin| {
+                let emptied = file.set_len(0).map_err(MetaFileError::Write);
+                match emptied.and_then(|()| write_meta(origin, &layer.manifest, file)) {
+                    Ok(()) => Ok(()),
+                    Err(MetaFileError::Layer(error)) => Err(error),
+                    Err(error) => {
+                        full.set(Some(io::Error::other(error)));
+                        Ok(())
+                    }
+                }
+            })?;
+            step("a description is written");
+            let failed = |source| LayersError::Io {
+                path: path.to_owned(),
+                source,
+            };
+            full.take().map_or(Ok(()), |source| Err(failed(source)))
+        };
+        let size = layer.manifest.meta.size;
+        self.cache
+            .write_layer_file(&layer.digest, META, size, write)
     }
 
     /// Reads the placement from the origins again: packs may have moved.

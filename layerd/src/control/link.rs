@@ -17,8 +17,10 @@ use std::time::{Duration, Instant};
 use imgstore::ids::Digest;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::kill::step;
 use crate::protocol::{
-    Failure, PlaneStats, ToControl, ToData, VERSION, read_message, write_message,
+    FEATURES_NEEDED, Failure, PlaneStats, ToControl, ToData, VERSION, features, read_message,
+    write_message,
 };
 
 /// How long the data plane may take for a request. Adding a layer reads its metadata once.
@@ -38,9 +40,13 @@ pub(crate) enum LinkError {
     #[error("the data plane did not answer within {} s", .0.as_secs())]
     Silent(Duration),
     #[error(
-        "the data plane speaks version {found} of the protocol, this layerd version {VERSION}: stop it (`kill {pid}`), mounts then fail and must be made again"
+        "the running data plane (process {pid}) speaks version {found} of the protocol, this layerd version {VERSION}: start the layerd that it belongs to, or end it with `kill {pid}`; its mounts then give EIO and must be made again"
     )]
     Version { found: u32, pid: u32 },
+    #[error(
+        "the running data plane (process {pid}) lacks `{missing}`, without which this layerd cannot use it: start the layerd that it belongs to, or end it with `kill {pid}`; its mounts then give EIO and must be made again"
+    )]
+    Feature { missing: &'static str, pid: u32 },
     #[error("{}", .0.message)]
     Refused(Failure),
 }
@@ -68,13 +74,40 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The data plane's version, process and layers. It may say other things first, for it takes a connection as soon as it
+/// What a data plane says of itself.
+#[derive(Debug)]
+struct Welcome {
+    version: u32,
+    pid: u32,
+    layers: Vec<Digest>,
+    features: Vec<String>,
+}
+
+impl Welcome {
+    /// Whether a control process that needs these features can use it.
+    fn check(&self, needed: &[&'static str]) -> Result<(), LinkError> {
+        let pid = self.pid;
+        if self.version != VERSION {
+            let found = self.version;
+            return Err(LinkError::Version { found, pid });
+        }
+        match needed
+            .iter()
+            .find(|n| !self.features.iter().any(|f| f == *n))
+        {
+            Some(missing) => Err(LinkError::Feature { missing, pid }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The data plane's welcome. It may say other things first, for it takes a connection as soon as it
 /// is there: those are skipped, and said again after the welcome.
 fn wait_for_welcome(
     stream: &UnixStream,
     reader: &mut BufReader<UnixStream>,
     timeout: Duration,
-) -> Result<(u32, u32, Vec<Digest>), LinkError> {
+) -> Result<Welcome, LinkError> {
     let gone = |e: io::Error| LinkError::Gone(e.to_string());
     let until = Instant::now() + timeout;
     loop {
@@ -89,11 +122,17 @@ fn wait_for_welcome(
                     version,
                     pid,
                     layers,
+                    features,
                 },
                 _,
             )) => {
                 stream.set_read_timeout(None).map_err(gone)?;
-                return Ok((version, pid, layers));
+                return Ok(Welcome {
+                    version,
+                    pid,
+                    layers,
+                    features,
+                });
             }
             Some((skipped, _)) => tracing::debug!(?skipped, "said before the welcome"),
             None => return Err(LinkError::Gone("it gave no welcome".to_owned())),
@@ -128,19 +167,18 @@ impl PlaneLink {
             Err(e) => return Err(gone(e)),
         };
         stream.set_write_timeout(Some(SEND_TIMEOUT)).map_err(gone)?;
-        write_message(&mut stream, &ToData::Hello { version: VERSION }, &[]).map_err(gone)?;
+        let hello = ToData::Hello {
+            version: VERSION,
+            features: features(),
+        };
+        write_message(&mut stream, &hello, &[]).map_err(gone)?;
         let mut reader = BufReader::with_capacity(8 << 10, stream.try_clone().map_err(gone)?);
-        let (version, pid, layers) = wait_for_welcome(&stream, &mut reader, timeout)?;
-        if version != VERSION {
-            return Err(LinkError::Version {
-                found: version,
-                pid,
-            });
-        }
-        let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let welcome = wait_for_welcome(&stream, &mut reader, timeout)?;
+        welcome.check(&FEATURES_NEEDED)?;
+        let process = i32::try_from(welcome.pid).ok().and_then(Pid::from_raw);
         let link = Self {
-            pid,
-            layers,
+            pid: welcome.pid,
+            layers: welcome.layers,
             process: process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()),
             writer: Mutex::new(stream),
             waiting: Mutex::new(Some(HashMap::new())),
@@ -223,7 +261,9 @@ impl PlaneLink {
     }
 
     fn command(&self, message: impl FnOnce(u64) -> ToData) -> Result<(), LinkError> {
+        step("asking the data plane");
         let (failure, _) = self.ask(message)?;
+        step("the data plane answered");
         Self::outcome(failure)
     }
 
@@ -236,7 +276,25 @@ impl PlaneLink {
     /// # Errors
     /// [`LinkError::Refused`] with the data plane's reason.
     pub(crate) fn add_image(&self, layer: Digest) -> Result<(), LinkError> {
-        self.command(|id| ToData::AddImage { id, layer })
+        let uncounted = false;
+        self.command(|id| ToData::AddImage {
+            id,
+            layer,
+            uncounted,
+        })
+    }
+
+    /// Serve this layer, and count nothing for it.
+    ///
+    /// # Errors
+    /// As for [`PlaneLink::add_image`].
+    pub(crate) fn add_uncounted_image(&self, layer: Digest) -> Result<(), LinkError> {
+        let uncounted = true;
+        self.command(|id| ToData::AddImage {
+            id,
+            layer,
+            uncounted,
+        })
     }
 
     /// Serve this layer no more.
@@ -284,7 +342,13 @@ mod tests {
         std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let hello = read_message::<ToData>(&mut stream).unwrap().unwrap().0;
-            assert!(matches!(hello, ToData::Hello { version: VERSION }));
+            assert!(matches!(
+                hello,
+                ToData::Hello {
+                    version: VERSION,
+                    ..
+                }
+            ));
             then(&mut stream)
         });
         socket
@@ -312,7 +376,9 @@ mod tests {
                 version: VERSION,
                 pid: std::process::id(),
                 layers: served.clone(),
+                features: vec!["unheard-of".to_owned()],
             };
+            write_message(stream, &ToControl::Unknown, &[])?;
             write_message(stream, &welcome, &[])
         });
         let (link, _) = PlaneLink::connect(&socket).unwrap().unwrap();
@@ -332,6 +398,27 @@ mod tests {
             failed,
             Err(LinkError::Silent(_) | LinkError::Gone(_))
         ));
+    }
+
+    /// Mutations: without the comparison of versions the first case passes; without that of features the second.
+    #[test]
+    fn another_version_and_a_missing_feature_are_named_with_what_to_do() {
+        let welcome = |version, features: &[&str]| Welcome {
+            version,
+            pid: 42,
+            layers: Vec::new(),
+            features: features.iter().map(|f| (*f).to_owned()).collect(),
+        };
+        let newer = welcome(VERSION + 1, &["a"]).check(&[]).unwrap_err();
+        let older = welcome(VERSION, &["a"]).check(&["a", "b"]).unwrap_err();
+        for (error, part) in [(newer, "version 2"), (older, "lacks `b`")] {
+            let text = error.to_string();
+            assert!(text.contains(part) && text.contains("kill 42"), "{text}");
+        }
+        welcome(VERSION, &["b", "c", "a"])
+            .check(&["a", "b"])
+            .unwrap();
+        welcome(VERSION, &[]).check(&[]).unwrap();
     }
 
     #[test]

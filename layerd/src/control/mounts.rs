@@ -24,6 +24,7 @@ use super::record::{RecordError, Records};
 use super::table::Table;
 use crate::kernel::mount::{self, MountError, Upper};
 use crate::kernel::mountinfo::MountInfo;
+use crate::kill::step;
 use crate::paths::Paths;
 
 /// Layers that are described at a time.
@@ -91,8 +92,8 @@ impl MountsError {
                 LayerError::Damaged { .. } => ErrorKind::Corrupt,
                 _ => ErrorKind::Unavailable,
             },
-            Self::Layers(LayersError::Cache(_))
-            | Self::Link(LinkError::Version { .. })
+            Self::Layers(LayersError::Io { .. } | LayersError::Cache(_))
+            | Self::Link(LinkError::Version { .. } | LinkError::Feature { .. })
             | Self::Mount(_)
             | Self::Record(_)
             | Self::Io { .. } => ErrorKind::Internal,
@@ -256,10 +257,10 @@ impl MountService {
             .and_then(|()| self.compose(&mount));
         if let Err(error) = made {
             self.free_unused(&mut guarded, layers.iter().map(|layer| layer.digest));
+            self.clear_upper(&mount.id);
             if let Err(error) = self.records.remove(&mount.id) {
                 tracing::warn!(%error, "a record outlives its mount");
             }
-            self.clear_upper(&mount.id);
             return Err(error);
         }
         guarded.table.insert(mount.clone());
@@ -277,9 +278,8 @@ impl MountService {
             mount::detach(mountpoint)?;
         }
         guarded.table.remove(mountpoint);
-        self.records.remove(&old.id)?;
         self.clear_upper(&old.id);
-        Ok(())
+        Ok(self.records.remove(&old.id)?)
     }
 
     /// Whether what is seen at its mountpoint is this composition.
@@ -318,6 +318,7 @@ impl MountService {
                 // The same layer twice in one composition.
                 continue;
             }
+            step("a layer's mount point is there");
             add_image(&plane, layer)?;
             let source = self.paths.fuse().join(layer.digest.to_hex());
             mount::erofs(&source, &target, self.directio)?;
@@ -410,6 +411,7 @@ impl MountService {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             removed => removed,
         };
+        step("clearing what was not written");
         let remove = || {
             present(fs::remove_dir_all(folder.join("work")))?;
             present(fs::remove_dir(folder.join("upper")))?;
@@ -458,10 +460,11 @@ impl MountService {
     fn forget(&self, guarded: &mut Guarded, mount: &Mount) {
         let freed = guarded.table.remove(&mount.mountpoint);
         self.free_unused(guarded, freed);
+        // The record goes last: whoever finds it does the rest.
+        self.clear_upper(&mount.id);
         if let Err(error) = self.records.remove(&mount.id) {
             tracing::warn!(%error, "a record outlives its mount");
         }
-        self.clear_upper(&mount.id);
     }
 
     /// All compositions.
@@ -484,8 +487,8 @@ impl MountService {
         for mut mount in self.records.all()? {
             if !self.shows(&info, &mount) {
                 tracing::info!(mountpoint = %mount.mountpoint.display(), "a composition was unmounted meanwhile");
-                self.records.remove(&mount.id)?;
                 self.clear_upper(&mount.id);
+                self.records.remove(&mount.id)?;
                 continue;
             }
             let alive = served.is_some_and(|served| {
@@ -509,6 +512,22 @@ impl MountService {
         match served {
             Some(served) => self.free_unused(guarded, served.iter().copied()),
             None => self.clear_layer_mounts(&info),
+        }
+        self.clear_mount_points()
+    }
+
+    /// Removes mount points of layers that have no mount: a control process that was killed left them.
+    fn clear_mount_points(&self) -> Result<(), MountsError> {
+        let folder = self.paths.layer_mounts();
+        let info = MountInfo::read()
+            .map_err(MountsError::io("read", Path::new("/proc/self/mountinfo")))?;
+        for entry in fs::read_dir(&folder).map_err(MountsError::io("list", &folder))? {
+            let path = entry.map_err(MountsError::io("list", &folder))?.path();
+            if info.at(&path).is_none()
+                && let Err(error) = fs::remove_dir(&path)
+            {
+                tracing::debug!(path = %path.display(), %error, "mount point stays");
+            }
         }
         Ok(())
     }
@@ -542,8 +561,12 @@ impl MountService {
     pub(crate) fn close(&self) {
         let mut guarded = self.lock();
         guarded.closed = true;
+        // Read once: nobody else mounts now, and a host may have thousands.
+        let info = MountInfo::read()
+            .inspect_err(|error| tracing::error!(%error, "cannot read /proc/self/mountinfo"))
+            .unwrap_or_default();
         for found in guarded.table.all() {
-            let there = self.is_there(&found).unwrap_or(false);
+            let there = self.shows(&info, &found);
             if there
                 && let Err(error) =
                     mount::umount(&found.mountpoint).or_else(|_| mount::detach(&found.mountpoint))

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 
 use super::link::{LinkError, PlaneLink, PlaneReader};
 use crate::kernel::mount;
+use crate::kill::step;
 use crate::paths::Paths;
 use crate::plane::READY;
 
@@ -67,11 +69,10 @@ impl Starter {
     /// # Errors
     /// When it does not.
     pub(crate) fn start(&self) -> Result<Plane, StartError> {
-        let program = std::env::current_exe().map_err(|source| StartError::Spawn {
-            program: PathBuf::from("/proc/self/exe"),
-            source,
-        })?;
+        // This very binary, also when its file was replaced or removed meanwhile: the two speak one protocol.
+        let program = PathBuf::from("/proc/self/exe");
         let mut child = Command::new(&program)
+            .arg0("layerd")
             .arg(SUBCOMMAND)
             .arg("--cache")
             .arg(self.paths.root())
@@ -84,6 +85,7 @@ impl Starter {
             .stdout(Stdio::piped())
             .spawn()
             .map_err(|source| StartError::Spawn { program, source })?;
+        step("the data plane starts");
         let mut line = Vec::new();
         if let Some(out) = child.stdout.take() {
             // An error reads as an end: not ready.
@@ -91,6 +93,7 @@ impl Starter {
                 tracing::warn!(%error, "cannot hear the data plane");
             }
         }
+        step("the data plane is ready");
         let found = if line == READY {
             PlaneLink::connect(&self.paths.plane_socket())?
         } else {

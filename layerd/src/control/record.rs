@@ -9,6 +9,11 @@ use std::path::{Path, PathBuf};
 
 use layerd_client::api::Mount;
 
+use crate::kill::step;
+
+/// Ending of a record that is being written.
+const TMP: &str = "tmp";
+
 /// Why a record could not be kept.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what} record `{path}`: {source}")]
@@ -40,10 +45,14 @@ impl Records {
     /// What the disk said.
     pub(crate) fn put(&self, mount: &Mount) -> Result<(), RecordError> {
         let path = self.path(&mount.id);
-        let tmp = path.with_extension("tmp");
+        let tmp = path.with_extension(TMP);
         let write = || {
+            step("writing a record");
             fs::write(&tmp, serde_json::to_vec_pretty(mount)?)?;
-            fs::rename(&tmp, &path)
+            step("renaming a record");
+            fs::rename(&tmp, &path)?;
+            step("recorded");
+            Ok(())
         };
         write().map_err(|source| RecordError {
             what: "write",
@@ -58,6 +67,7 @@ impl Records {
     /// What the disk said; a missing record is none.
     pub(crate) fn remove(&self, id: &str) -> Result<(), RecordError> {
         let path = self.path(id);
+        step("removing a record");
         match fs::remove_file(&path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => Err(RecordError {
                 what: "remove",
@@ -68,7 +78,7 @@ impl Records {
         }
     }
 
-    /// All records that can be read. One that cannot be understood is reported and left alone.
+    /// All records that can be read; half-written ones of a process that was killed are removed. One that cannot be understood is reported and left alone.
     ///
     /// # Errors
     /// When the folder cannot be read.
@@ -83,6 +93,10 @@ impl Records {
             let path = entry.map_err(failed)?.path();
             if path.extension().is_some_and(|e| e == "json") {
                 mounts.extend(read(&path));
+            } else if path.extension().is_some_and(|e| e == TMP)
+                && let Err(error) = fs::remove_file(&path)
+            {
+                tracing::warn!(path = %path.display(), %error, "a half-written record stays");
             }
         }
         Ok(mounts)

@@ -7,6 +7,7 @@ use axum::body::Bytes;
 use axum::extract::connect_info::Connected;
 use axum::extract::{ConnectInfo, Query, Request, State};
 use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
@@ -15,11 +16,10 @@ use axum::{Json, Router};
 use layerd_client::api::{ApiError, ErrorKind, Mount, MountRequest, Mounts, Stats, UmountRequest};
 use layerd_client::cache::{CacheContents, PinRequest, Pinned};
 use serde::Deserialize;
-use tokio::net::UnixListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 
 use super::cache;
-use super::metrics;
 use super::service::Service;
 
 /// Mounts that are being made at a time. They may wait for an origin, each on a thread; the other threads of
@@ -153,12 +153,10 @@ async fn stats(State(service): State<Arc<Service>>) -> Result<Json<Stats>, Refus
     blocking(move || Ok(service.stats())).await.map(Json)
 }
 
-async fn metrics(State(service): State<Arc<Service>>) -> Result<String, Refusal> {
-    blocking(move || {
-        let stats = service.stats();
-        Ok(metrics::render(&stats, stats.mounts.len()))
-    })
-    .await
+async fn metrics(State(service): State<Arc<Service>>) -> Result<Response, Refusal> {
+    let text = blocking(move || Ok(service.metrics())).await?;
+    let kind = [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+    Ok((kind, text).into_response())
 }
 
 async fn cache_contents(
@@ -187,7 +185,22 @@ async fn health() -> &'static str {
     "ok\n"
 }
 
-/// Serves until `stop` resolves.
+/// Serves metrics, and nothing else, to whoever can connect, until the process ends.
+///
+/// # Errors
+/// What the socket said.
+pub(crate) async fn serve_metrics(
+    listener: TcpListener,
+    service: Arc<Service>,
+) -> std::io::Result<()> {
+    let router = Router::new()
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(health))
+        .with_state(service);
+    axum::serve(listener, router).await
+}
+
+/// Serves until `stop` resolves, and then the requests that have come.
 ///
 /// # Errors
 /// What the socket said.
@@ -208,9 +221,7 @@ pub(crate) async fn serve(
         .with_state(service)
         .layer(middleware::from_fn(check_peer));
     let router = router.into_make_service_with_connect_info::<Peer>();
-    let serving = axum::serve(listener, router).into_future();
-    tokio::select! {
-        served = serving => served,
-        () = stop => Ok(()),
-    }
+    axum::serve(listener, router)
+        .with_graceful_shutdown(stop)
+        .await
 }

@@ -8,16 +8,22 @@ use std::time::Duration;
 use imgstore::ids::Digest;
 use imgstore::origin::counting::Traffic;
 use imgstore::store::cache::SegmentCache;
-use layerd_client::api::{ApiError, Counters, Mount, MountRequest, MountStats, Stats};
+use layerd_client::api::{ApiError, Counters, Mount, MountRequest, MountState, MountStats, Stats};
 
 use super::link::PlaneLink;
+use super::metrics::{self, ControlMetrics, Sample};
 use super::mounts::{Guarded, MountService, MountsError};
 use super::plane::{Plane, StartError, Starter, is_dead, make_dead, stop};
+use super::selftest::{self, Addressing, SelfTest, SelfTestError};
+use crate::kill::step;
+use crate::protocol::PlaneNow;
 
 /// Pause before a data plane that would not start is tried again.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
 /// So often a data plane that lives is connected to in vain before it is killed: that kills its mounts with it.
 const ADOPT_TRIES_MAX: u32 = 3;
+/// How long a control process that makes room for the next one waits for what it fetches.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// See the head of this file.
 #[derive(Debug)]
@@ -29,6 +35,9 @@ pub(crate) struct Service {
     pub(crate) names: Arc<Traffic>,
     pub(crate) counted: std::sync::Mutex<(u64, u64)>,
     pub(crate) ending: AtomicBool,
+    pub(crate) metrics: ControlMetrics,
+    /// Which image the self-test mounts; `None` leaves it out.
+    pub(crate) self_test: Option<Addressing>,
 }
 
 impl Service {
@@ -37,8 +46,14 @@ impl Service {
     /// # Errors
     /// In words for the caller.
     pub(crate) fn mount(&self, request: &MountRequest) -> Result<Mount, ApiError> {
+        let started = std::time::Instant::now();
         let mounted = self.mounts.mount(request);
         self.count_names();
+        let histogram = match &mounted {
+            Ok(_) => &self.metrics.mounted,
+            Err(_) => &self.metrics.not_mounted,
+        };
+        histogram.observe(started.elapsed());
         match &mounted {
             Ok(mount) => {
                 tracing::info!(id = mount.id, mountpoint = %mount.mountpoint.display(), layers = mount.layers.len(), rw = mount.rw, "mounted");
@@ -56,6 +71,7 @@ impl Service {
     /// In words for the caller.
     pub(crate) fn umount(&self, mountpoint: &Path) -> Result<Mount, ApiError> {
         let mount = self.mounts.umount(mountpoint)?;
+        ControlMetrics::count(&self.metrics.unmounted);
         tracing::info!(id = mount.id, mountpoint = %mount.mountpoint.display(), "unmounted");
         Ok(mount)
     }
@@ -86,6 +102,26 @@ impl Service {
 
     /// All counters. Without a data plane they are zero: it had them.
     pub(crate) fn stats(&self) -> Stats {
+        self.look().0
+    }
+
+    /// All metrics, for Prometheus.
+    pub(crate) fn metrics(&self) -> String {
+        let (stats, now) = self.look();
+        let states: Vec<MountState> = self.mounts.all().iter().map(|m| m.state).collect();
+        let health = self.mounts.feed.health();
+        let origins: Vec<_> = health.iter().map(|origin| origin.snapshot()).collect();
+        metrics::render(&Sample {
+            stats: &stats,
+            states: &states,
+            now: &now,
+            depth: self.mounts.feed.depth(),
+            origins: &origins,
+            control: &self.metrics,
+        })
+    }
+
+    fn look(&self) -> (Stats, PlaneNow) {
         self.count_names();
         let plane = self.mounts.feed.plane();
         let counted = plane.as_ref().and_then(|plane| {
@@ -111,13 +147,15 @@ impl Service {
                 counters,
             }
         };
-        Stats {
+        let now = counted.now.unwrap_or_default();
+        let stats = Stats {
             mounts: self.mounts.all().into_iter().map(of_mount).collect(),
             total: counted.total,
             cache: super::cache::stats(&self.cache),
             data_plane_pid: plane.map(|plane| plane.pid),
             control_pid: std::process::id(),
-        }
+        };
+        (stats, now)
     }
 
     /// Finds or starts the data plane and takes over its mounts. The caller holds the lock, so mount requests wait.
@@ -125,7 +163,9 @@ impl Service {
     /// # Errors
     /// When there can be none.
     pub(crate) fn recover(self: &Arc<Self>, guarded: &mut Guarded) -> Result<(), RecoverError> {
+        step("recovering");
         let adopted = self.starter.adopt()?;
+        step("looked for a data plane");
         let served = adopted.as_ref().map(|plane| plane.link.layers.clone());
         // Dead mounts go before a new data plane mounts at the same place; living ones only after we can speak to theirs.
         let plane = match adopted {
@@ -135,9 +175,10 @@ impl Service {
                     layers = plane.link.layers.len(),
                     "adopted the data plane"
                 );
-                self.watch(plane)?;
+                ControlMetrics::count(&self.metrics.planes_adopted);
+                let link = self.watch(plane)?;
                 self.mounts.adopt(guarded, served.as_deref())?;
-                return Ok(());
+                return Ok(self.test_kernel(&link)?);
             }
             None => {
                 self.mounts.adopt(guarded, None::<&[Digest]>)?;
@@ -145,15 +186,43 @@ impl Service {
             }
         };
         tracing::info!(pid = plane.link.pid, "started the data plane");
-        self.watch(plane)
+        ControlMetrics::count(&self.metrics.planes_started);
+        let link = self.watch(plane)?;
+        let tested = self.test_kernel(&link);
+        if tested.is_err() {
+            // Nothing is mounted: nobody needs it.
+            self.ending.store(true, Ordering::Release);
+            stop(&link, &self.mounts.paths);
+        }
+        Ok(tested?)
+    }
+
+    fn test_kernel(&self, plane: &PlaneLink) -> Result<(), SelfTestError> {
+        let Some(addressing) = self.self_test else {
+            tracing::warn!(
+                "the self-test is left out: nobody knows whether this kernel reads layers right"
+            );
+            return Ok(());
+        };
+        let test = Arc::new(SelfTest::new(addressing));
+        let (paths, feed) = (&self.mounts.paths, &self.mounts.feed);
+        feed.set_self_test(Some(Arc::clone(&test)));
+        let outcome = selftest::check(&test, paths, plane, self.starter.directio);
+        feed.set_self_test(None);
+        if let Some(took) = outcome? {
+            let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+            self.metrics.self_test_us.store(us, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// Listens to a data plane, and starts another one when it dies.
-    fn watch(self: &Arc<Self>, plane: Plane) -> Result<(), RecoverError> {
+    fn watch(self: &Arc<Self>, plane: Plane) -> Result<Arc<PlaneLink>, RecoverError> {
         let Plane { link, reader } = plane;
         let link = Arc::new(link);
         self.mounts.feed.set_plane(Some(Arc::clone(&link)));
         let service = Arc::clone(self);
+        let ours = Arc::clone(&link);
         let listen = move || {
             let feed = service.mounts.feed.clone();
             link.listen(reader, move |wish| feed.wish(wish));
@@ -163,7 +232,7 @@ impl Service {
         std::thread::Builder::new()
             .name("link".to_owned())
             .spawn(listen)
-            .map(|_| ())
+            .map(|_| ours)
             .map_err(RecoverError::Thread)
     }
 
@@ -196,7 +265,7 @@ impl Service {
         match self.starter.adopt() {
             Ok(Some(plane)) => {
                 tracing::info!(pid = plane.link.pid, "connected to the data plane again");
-                return self.watch(plane);
+                return self.watch(plane).map(|_| ());
             }
             Ok(None) => {}
             Err(error) if last || is_dead(lost) => {
@@ -209,10 +278,12 @@ impl Service {
             pid = lost.pid,
             "the data plane died: its mounts give EIO; starting another one"
         );
+        ControlMetrics::count(&self.metrics.planes_died);
         self.mounts.bury(guarded);
         let plane = self.starter.start()?;
         tracing::info!(pid = plane.link.pid, "started the data plane");
-        self.watch(plane)
+        ControlMetrics::count(&self.metrics.planes_started);
+        self.watch(plane).map(|_| ())
     }
 
     /// Unmounts everything and ends the data plane.
@@ -228,6 +299,11 @@ impl Service {
 
     /// Leaves mounts and data plane to the next control process.
     pub(crate) fn leave(&self) {
+        if !self.mounts.feed.drain(DRAIN_TIMEOUT) {
+            tracing::warn!(
+                "leaving while ranges are being fetched; the next layerd fetches them again"
+            );
+        }
         self.mounts.freeze();
         self.ending.store(true, Ordering::Release);
     }
@@ -240,6 +316,14 @@ pub(crate) enum RecoverError {
     Start(#[from] StartError),
     #[error(transparent)]
     Mounts(#[from] MountsError),
+    #[error(transparent)]
+    SelfTest(Box<SelfTestError>),
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
+}
+
+impl From<SelfTestError> for RecoverError {
+    fn from(error: SelfTestError) -> Self {
+        Self::SelfTest(Box::new(error))
+    }
 }

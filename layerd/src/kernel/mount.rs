@@ -15,6 +15,8 @@ use rustix::mount::{
     open_tree, unmount,
 };
 
+use crate::kill::step;
+
 /// Most lines of error text taken from the kernel.
 const TEXT_LINES_MAX: usize = 16;
 
@@ -124,9 +126,11 @@ impl<'a> Context<'a> {
 
     /// Makes the mount and puts it in place.
     fn finish(&self, magic: i64, attributes: MountAttrFlags) -> Result<(), MountError> {
+        step("creating a file system");
         fsconfig_create(self.fs.as_fd()).map_err(self.failed("creating the file system"))?;
         let mount = fsmount(self.fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
             .map_err(self.failed("fsmount"))?;
+        step("putting a mount in place");
         move_mount(
             mount.as_fd(),
             "",
@@ -135,6 +139,7 @@ impl<'a> Context<'a> {
             MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
         )
         .map_err(self.failed("move_mount"))?;
+        step("mounted");
         let probed = self.probe(magic);
         if probed.is_err() {
             // By its descriptor: at the target something else may be seen.
@@ -234,6 +239,7 @@ pub(crate) fn bind(source: &Path, target: &Path) -> Result<(), MountError> {
         }
     };
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    step("binding");
     let tree = open_tree(CWD, source, flags).map_err(failed("open_tree"))?;
     move_mount(
         tree.as_fd(),
@@ -242,7 +248,9 @@ pub(crate) fn bind(source: &Path, target: &Path) -> Result<(), MountError> {
         target,
         MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
     )
-    .map_err(failed("move_mount"))
+    .map_err(failed("move_mount"))?;
+    step("bound");
+    Ok(())
 }
 
 /// Unmounts, if nobody uses it.
@@ -273,8 +281,11 @@ pub(crate) fn abort(path: &Path) -> Result<(), MountError> {
 }
 
 fn umount_with(path: &Path, flags: UnmountFlags) -> Result<(), MountError> {
-    unmount(path, flags).map_err(|source| MountError::Unmount {
+    step("unmounting");
+    let unmounted = unmount(path, flags).map_err(|source| MountError::Unmount {
         path: path.to_owned(),
         source,
-    })
+    });
+    step("unmounted");
+    unmounted
 }

@@ -1,5 +1,6 @@
 //! `/proc/self/mountinfo`, parsed.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
@@ -20,6 +21,8 @@ pub(crate) struct Mounted {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MountInfo {
     mounts: Vec<Mounted>,
+    /// Index of the last one at each path: a host has thousands, and each is asked for at a restart.
+    seen: HashMap<OsString, usize>,
 }
 
 /// Octal escapes (`\040`) back to bytes.
@@ -65,14 +68,16 @@ impl MountInfo {
             let source = unescape(after.next()?);
             Some(Mounted { path, kind, source })
         };
-        Self {
-            mounts: text.split(|b| *b == b'\n').filter_map(line).collect(),
-        }
+        let mounts: Vec<Mounted> = text.split(|b| *b == b'\n').filter_map(line).collect();
+        let names = mounts.iter().map(|m| m.path.clone().into_os_string());
+        let seen = names.zip(0..).collect();
+        Self { mounts, seen }
     }
 
     /// What is seen at `path`, if it is a mount point.
     pub(crate) fn at(&self, path: &Path) -> Option<&Mounted> {
-        self.mounts.iter().rev().find(|m| m.path == path)
+        let at = self.seen.get(path.as_os_str())?;
+        self.mounts.get(*at)
     }
 
     /// Everything mounted below `folder` (or at it), the innermost and latest first: the order to unmount in.

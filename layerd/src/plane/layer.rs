@@ -86,6 +86,8 @@ pub(crate) struct LayerState {
     pub(crate) segments: Vec<Segment>,
     pub(crate) layout: FlatLayout,
     pub(crate) meta: VerifiedMeta,
+    /// Whether what is done with it counts in any total.
+    pub(crate) counted: bool,
     activity: Mutex<Activity>,
 }
 
@@ -113,6 +115,7 @@ impl LayerState {
             layout: FlatLayout::new(&manifest),
             segments: manifest.segments,
             meta,
+            counted: true,
             activity: Mutex::new(activity),
         })
     }
@@ -194,7 +197,9 @@ impl Layers {
     pub(crate) fn remove(&self, layer: &Digest) -> Option<Arc<LayerState>> {
         let mut inner = self.lock();
         let state = inner.served.remove(layer)?;
-        inner.retired.add(&state.counters());
+        if state.counted {
+            inner.retired.add(&state.counters());
+        }
         Some(state)
     }
 
@@ -216,7 +221,7 @@ impl Layers {
         let inner = self.lock();
         let mut total = inner.retired;
         let mut layers = BTreeMap::new();
-        for (digest, state) in &inner.served {
+        for (digest, state) in inner.served.iter().filter(|(_, s)| s.counted) {
             let counters = state.counters();
             total.add(&counters);
             layers.insert(digest.to_hex(), counters);

@@ -7,21 +7,25 @@
 //! been decoded and its BLAKE3 compared, whether it came from disk or from an origin.
 
 use std::collections::VecDeque;
+use std::collections::hash_map::Entry as Slot;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use imgstore::format::frame;
-use imgstore::ids::Digest;
+use imgstore::ids::{Digest, to_u64};
 use imgstore::store::cache::SegmentFiles;
 
+use super::latency::Latency;
 use super::layer::LayerState;
 use super::link::Link;
 use super::loose::Loose;
 use super::lru::{Plain, PlainLru};
 use super::pending::{Entry, OnSegment, Pending, Place, Stage, Waiter};
-use crate::protocol::{Provenance, ToControl};
+use crate::kill::step;
+use crate::memory::resident_bytes;
+use crate::protocol::{PlaneNow, Provenance, ToControl};
 
 /// Threads that look, decode and verify.
 const WORKERS: usize = 3;
@@ -71,6 +75,7 @@ struct Shared {
     files: SegmentFiles,
     link: Arc<Link>,
     patience: Duration,
+    latency: Latency,
     state: Mutex<State>,
     /// There is a task.
     work: Condvar,
@@ -113,6 +118,7 @@ impl Loader {
             files: SegmentFiles::new(root),
             link,
             patience: settings.patience,
+            latency: Latency::new(settings.patience),
             state: Mutex::new(State {
                 lru: PlainLru::new(settings.memory_bytes_max),
                 loose: Loose::default(),
@@ -194,6 +200,29 @@ impl Loader {
         for (done, plain) in now {
             done(plain.as_ref().ok_or("no such segment"));
         }
+        if hits > 0 && layer.counted {
+            let latency = &self.shared.latency;
+            let took = latency.since(deadline);
+            (0..hits).for_each(|_| latency.hit.observe(took));
+        }
+    }
+
+    /// What is going on, and how long it takes.
+    pub(crate) fn now(&self) -> PlaneNow {
+        let state = self.shared.lock();
+        let entries = state.pending.entries.values();
+        let waiting: usize = entries.map(|entry| entry.waiters.len()).sum();
+        let latency = &self.shared.latency;
+        PlaneNow {
+            hit: latency.hit.observed(),
+            miss: latency.miss.observed(),
+            failed: latency.failed.observed(),
+            pending_segments: to_u64(state.pending.entries.len()),
+            waiting_reads: to_u64(waiting),
+            queued_tasks: to_u64(state.demand.len() + state.prefetch.len()),
+            memory_bytes: state.lru.bytes(),
+            resident_bytes: resident_bytes(),
+        }
     }
 
     /// Loads segments that will probably be read soon, if they are not here or on their way.
@@ -208,9 +237,11 @@ impl Loader {
             let Some((digest, _)) = place.segment() else {
                 break;
             };
-            if !state.lru.contains(&digest) && !state.pending.entries.contains_key(&digest) {
-                let entry = Entry::looking(place, None);
-                state.pending.entries.insert(digest, entry);
+            if state.lru.contains(&digest) {
+                continue;
+            }
+            if let Slot::Vacant(slot) = state.pending.entries.entry(digest) {
+                slot.insert(Entry::new(place, Vec::new()));
                 indexes.push(index);
             }
         }
@@ -320,10 +351,12 @@ impl State {
 
     /// Adds a reader to a segment that is not in memory.
     fn join(&mut self, digest: Digest, waiter: Waiter) -> Joined {
-        let Some(entry) = self.pending.entries.get_mut(&digest) else {
-            let entry = Entry::looking(waiter.place.clone(), Some(waiter));
-            self.pending.entries.insert(digest, entry);
-            return Joined::Fresh;
+        let entry = match self.pending.entries.entry(digest) {
+            Slot::Occupied(entry) => entry.into_mut(),
+            Slot::Vacant(slot) => {
+                slot.insert(Entry::new(waiter.place.clone(), vec![waiter]));
+                return Joined::Fresh;
+            }
         };
         entry.waiters.push(waiter);
         if !std::mem::take(&mut entry.prefetch) {
@@ -510,6 +543,7 @@ impl Shared {
     }
 
     fn decode(&self, digest: Digest, stored: &[u8], source: Source) {
+        step("decoding");
         let Some(mut plain) = self.buffer(&digest) else {
             return;
         };
@@ -523,6 +557,7 @@ impl Shared {
             }
         });
         tracing::trace!(?digest, "decoded");
+        step("decoded");
         match verified {
             Ok(()) => self.finish(digest, &Arc::new(plain), &source),
             Err(found) => self.damaged(digest, &found, source),
@@ -559,6 +594,15 @@ impl Shared {
                     c.cache_hits += 1;
                 }
             });
+            if waiter.place.layer.counted {
+                let latency = &self.latency;
+                let histogram = if from_origin {
+                    &latency.miss
+                } else {
+                    &latency.hit
+                };
+                histogram.observe(latency.since(waiter.deadline));
+            }
             (waiter.done)(Ok(plain));
         }
         tracing::trace!(?digest, "answered");
@@ -608,11 +652,24 @@ impl Shared {
         }
     }
 
-    /// Everybody who waits for this segment gets EIO.
+    /// The layer that was asked cannot give this segment: another layer of a reader is asked, which may have it in another
+    /// pack. Without one, everybody who waits gets EIO.
     fn fail(&self, digest: &Digest, reason: &str) {
-        let Some(entry) = self.lock().pending.entries.remove(digest) else {
+        let mut state = self.lock();
+        let Some(entry) = state.pending.entries.get_mut(digest) else {
             return;
         };
+        let from = entry.place.layer.digest;
+        if entry.turn_to_another_layer() {
+            let to = entry.place.layer.digest;
+            drop(state);
+            tracing::warn!(%digest, layer = %from, other = %to, reason, "a segment cannot be had from one layer's packs; trying another layer's");
+            return self.ask(digest);
+        }
+        let Some(entry) = state.pending.entries.remove(digest) else {
+            return;
+        };
+        drop(state);
         let (layer, index) = (entry.place.layer.digest, entry.place.index);
         if entry.waiters.is_empty() {
             tracing::debug!(%layer, segment = index, %digest, reason, "read-ahead came to nothing");
@@ -622,6 +679,9 @@ impl Shared {
         }
         for waiter in entry.waiters {
             waiter.place.layer.count(|c| c.cache_misses += 1);
+            self.latency
+                .failed
+                .observe(self.latency.since(waiter.deadline));
             (waiter.done)(Err(reason));
         }
     }
@@ -651,6 +711,9 @@ impl Shared {
                     waited_seconds = self.patience.as_secs_f64(),
                     "no answer for a segment in time; the reader gets EIO");
                 waiter.place.layer.count(|c| c.cache_misses += 1);
+                self.latency
+                    .failed
+                    .observe(self.latency.since(waiter.deadline));
                 (waiter.done)(Err("no answer in time"));
             }
             state = self.lock();

@@ -45,6 +45,11 @@ impl PlainLru {
         }
     }
 
+    /// Bytes kept now.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// A buffer of `len` bytes that nobody reads any more, with old bytes in it.
     pub(crate) fn take_spare(&mut self, len: u64) -> Option<Box<[u8]>> {
         let mut lengths = self.spare.iter().map(|buffer| to_u64(buffer.len()));

@@ -69,22 +69,40 @@ pub(crate) struct Entry {
     pub(crate) asked: Instant,
     /// A damaged frame from an origin was seen; the next one is the last.
     pub(crate) second_try: bool,
+    /// Layers whose packs do not have it: their placements are not asked again.
+    pub(crate) in_vain: Vec<Digest>,
 }
 
 impl Entry {
-    /// A segment that somebody begins to look for.
-    pub(crate) fn looking(place: Place, waiter: Option<Waiter>) -> Self {
+    /// A segment that nobody has asked for yet.
+    pub(crate) fn new(place: Place, waiters: Vec<Waiter>) -> Self {
         Self {
+            prefetch: waiters.is_empty(),
             place,
             stage: Stage::Looking,
-            prefetch: waiter.is_none(),
-            waiters: waiter.into_iter().collect(),
+            waiters,
             asked_idle: false,
             asked: Instant::now(),
             second_try: false,
+            in_vain: Vec::new(),
         }
     }
 
+    /// The layer that was asked cannot give the segment. Turns to the layer of another reader, which may have it in
+    /// another pack; whether there is one.
+    pub(crate) fn turn_to_another_layer(&mut self) -> bool {
+        self.in_vain.push(self.place.layer.digest);
+        let untried = |waiter: &&Waiter| !self.in_vain.contains(&waiter.place.layer.digest);
+        let Some(place) = self.waiters.iter().find(untried).map(|w| w.place.clone()) else {
+            return false;
+        };
+        self.place = place;
+        self.second_try = false;
+        true
+    }
+}
+
+impl Entry {
     /// The control process is asked now.
     pub(crate) fn ask(&mut self) {
         self.stage = Stage::Asked;

@@ -8,13 +8,18 @@ use fuse_driver::mount::{FuseError, FuseMount};
 use imgstore::ids::Digest;
 use layerd_client::api::ErrorKind;
 
+use super::End;
 use super::image::LayerImage;
 use super::layer::{LayerState, Layers};
 use super::link::Link;
 use super::loader::Loader;
 use super::pages::PageWindow;
+use crate::kill::step;
 use crate::paths::Paths;
-use crate::protocol::{Failure, PlaneStats, ToControl, ToData, VERSION, read_message};
+use crate::protocol::{
+    Failure, PlaneStats, ToControl, ToData, VERSION, features as features_of_this_build,
+    read_message,
+};
 
 /// Most metadata put into the page cache when a layer is mounted. More is read when it is needed, from disk.
 const PRELOAD_BYTES_MAX: u64 = 64 << 20;
@@ -28,8 +33,8 @@ pub(crate) struct Server {
     pub(crate) loader: Loader,
     pub(crate) link: Arc<Link>,
     pub(crate) pages: Option<Arc<PageWindow>>,
-    /// Says that the process is to end, and which request wants to know about it.
-    pub(crate) end: mpsc::Sender<()>,
+    /// Says that the process is to end.
+    pub(crate) end: mpsc::Sender<End>,
 }
 
 impl Server {
@@ -78,7 +83,8 @@ impl Server {
 
     fn handle(self: &Arc<Self>, message: ToData, bytes: Vec<u8>) {
         match message {
-            ToData::Hello { version } => {
+            ToData::Hello { version, features } => {
+                tracing::debug!(version, ?features, "a control process");
                 if version != VERSION {
                     tracing::error!(
                         expected = VERSION,
@@ -90,12 +96,17 @@ impl Server {
                     version: VERSION,
                     pid: std::process::id(),
                     layers: self.layers.digests(),
+                    features: features_of_this_build(),
                 });
                 if version == VERSION {
                     self.loader.ask_again();
                 }
             }
-            ToData::AddImage { id, layer } => self.apart(id, move |server| server.add(layer)),
+            ToData::AddImage {
+                id,
+                layer,
+                uncounted,
+            } => self.apart(id, move |server| server.add(layer, !uncounted)),
             ToData::RemoveImage { id, layer } => self.apart(id, move |server| server.remove(layer)),
             ToData::Frame { digest, from, cost } => {
                 if let Some(cost) = cost {
@@ -111,12 +122,19 @@ impl Server {
                 self.link.send(&ToControl::Done {
                     id,
                     failure: None,
-                    stats: Some(Box::new(PlaneStats { layers, total })),
+                    stats: Some(Box::new(PlaneStats {
+                        layers,
+                        total,
+                        now: Some(self.loader.now()),
+                    })),
                 });
+            }
+            ToData::Unknown => {
+                tracing::warn!("the control process said something that only later builds know");
             }
             ToData::Exit { id } => {
                 self.done(id, Ok(()));
-                if self.end.send(()).is_err() {
+                if self.end.send(End::Asked).is_err() {
                     tracing::warn!("the data plane is ending already");
                 }
             }
@@ -124,6 +142,7 @@ impl Server {
     }
 
     fn done(&self, id: u64, result: Result<(), Failure>) {
+        step("answering");
         self.link.send(&ToControl::Done {
             id,
             failure: result.err(),
@@ -152,20 +171,23 @@ impl Server {
         }
     }
 
-    fn add(&self, layer: Digest) -> Result<(), Failure> {
+    fn add(&self, layer: Digest, counted: bool) -> Result<(), Failure> {
         if self.layers.get(&layer).is_some() {
             return Ok(());
         }
-        let state = LayerState::open(&self.paths.layer(&layer), layer).map_err(|e| Failure {
-            kind: if e.is_damage() {
-                ErrorKind::Corrupt
-            } else {
-                ErrorKind::Internal
-            },
-            message: e.to_string(),
-        })?;
+        let mut state =
+            LayerState::open(&self.paths.layer(&layer), layer).map_err(|e| Failure {
+                kind: if e.is_damage() {
+                    ErrorKind::Corrupt
+                } else {
+                    ErrorKind::Internal
+                },
+                message: e.to_string(),
+            })?;
+        state.counted = counted;
         let state = Arc::new(state);
         let preload = state.meta.len().min(PRELOAD_BYTES_MAX);
+        step("an image is opened");
         let image = Arc::new(LayerImage {
             layer: Arc::clone(&state),
             loader: self.loader.clone(),
@@ -173,7 +195,9 @@ impl Server {
         });
         match self.fuse.add(&layer.to_hex(), image, preload) {
             Ok(()) => {
+                step("an image has a name");
                 self.layers.insert(state);
+                step("an image is served");
                 Ok(())
             }
             // Two requests for one layer at a time: the other one has added it.
@@ -186,7 +210,10 @@ impl Server {
         if self.layers.remove(&layer).is_none() {
             return Ok(());
         }
-        self.fuse.remove(&layer.to_hex()).map_err(|e| internal(&e))
+        step("an image is forgotten");
+        let removed = self.fuse.remove(&layer.to_hex());
+        step("an image is gone");
+        removed.map_err(|e| internal(&e))
     }
 
     /// Ends the connection, which tells the control process that everything is done.

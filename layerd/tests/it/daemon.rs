@@ -69,25 +69,38 @@ pub(crate) struct Daemon {
     folder: PathBuf,
     origins: Vec<String>,
     extra: Vec<String>,
+    /// Set for the control process, which hands it on.
+    pub(crate) env: Vec<(&'static str, String)>,
+    /// The program, when it is not the one that was built.
+    pub(crate) program: Option<PathBuf>,
     child: Option<Child>,
 }
 
 impl Daemon {
     /// Starts layerd with its cache, socket and log in `folder` and waits until it answers.
     pub(crate) fn start(folder: &Path, origins: &[String], extra: &[&str]) -> Self {
-        let mut daemon = Self {
-            folder: folder.to_owned(),
-            origins: origins.to_vec(),
-            extra: extra.iter().map(|s| (*s).to_owned()).collect(),
-            child: None,
-        };
+        let mut daemon = Self::idle(folder, origins, extra);
         daemon.restart();
         daemon
     }
 
+    /// One that is not started yet.
+    pub(crate) fn idle(folder: &Path, origins: &[String], extra: &[&str]) -> Self {
+        Self {
+            folder: folder.to_owned(),
+            origins: origins.to_vec(),
+            extra: extra.iter().map(|s| (*s).to_owned()).collect(),
+            env: Vec::new(),
+            program: None,
+            child: None,
+        }
+    }
+
     /// The command that starts another one like it.
     pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_layerd"));
+        let built = Path::new(env!("CARGO_BIN_EXE_layerd"));
+        let mut command = Command::new(self.program.as_deref().unwrap_or(built));
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
         for origin in &self.origins {
             command.args(["--origin", origin]);
         }
@@ -104,16 +117,32 @@ impl Daemon {
 
     /// Starts the control process (again) and waits until it answers.
     pub(crate) fn restart(&mut self) {
+        self.spawn();
+        until("layerd has a data plane", || {
+            let stats = self.client().stats();
+            stats.is_ok_and(|stats| stats.data_plane_pid.is_some())
+        });
+    }
+
+    /// Starts the control process and waits for nothing.
+    pub(crate) fn spawn(&mut self) {
         let log = File::options()
             .create(true)
             .append(true)
             .open(self.folder.join("log"))
             .unwrap();
         self.child = Some(self.command().stderr(log).spawn().unwrap());
-        until("layerd has a data plane", || {
-            let stats = self.client().stats();
-            stats.is_ok_and(|stats| stats.data_plane_pid.is_some())
-        });
+    }
+
+    /// Whether the control process lives.
+    pub(crate) fn lives(&mut self) -> bool {
+        let child = self.child.as_mut();
+        child.is_some_and(|child| child.try_wait().unwrap().is_none())
+    }
+
+    /// The control process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
     }
 
     pub(crate) fn cache(&self) -> PathBuf {

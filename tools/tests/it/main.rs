@@ -14,4 +14,5 @@ mod images;
 mod same_name;
 mod served;
 mod tidy;
+mod unit;
 mod wrong_use;

@@ -110,6 +110,14 @@ fn bytes<const N: usize>(image: &[u8], offset: usize) -> Result<[u8; N], FormatE
 /// # Errors
 /// Names the field with its offset.
 pub fn read(image: &[u8]) -> Result<(SuperBlock, Vec<Device>), FormatError> {
+    read_start(image, to_u64(image.len()))
+}
+
+/// As [`read`], of the start of an image of `len` bytes: superblock and device table lie in it.
+///
+/// # Errors
+/// As for [`read`].
+pub fn read_start(image: &[u8], len: u64) -> Result<(SuperBlock, Vec<Device>), FormatError> {
     let u16_at = |offset| bytes(image, OFFSET + offset).map(u16::from_le_bytes);
     let u32_at = |offset| bytes(image, OFFSET + offset).map(u32::from_le_bytes);
     if u32_at(0)? != MAGIC {
@@ -137,10 +145,10 @@ pub fn read(image: &[u8]) -> Result<(SuperBlock, Vec<Device>), FormatError> {
         devices: u16_at(0x56)?,
         uuid: bytes(image, OFFSET + 0x30)?,
     };
-    if u64::from(sb.blocks) * BLOCK_SIZE != to_u64(image.len()) {
+    if u64::from(sb.blocks) * BLOCK_SIZE != len {
         return Err(FormatError::new(
             "EROFS blocks at offset 1060",
-            format!("{} bytes in all", image.len()),
+            format!("{len} bytes in all"),
             format!("{} blocks", sb.blocks),
         ));
     }

@@ -4,6 +4,7 @@
 //! A layer that is mounted cannot do without its description, so that is written whatever the limit says: segments
 //! go first, and what mounted layers describe is the least that a cache can shrink to.
 
+use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -79,6 +80,53 @@ impl SegmentCache {
         let total = total.map(|(bytes, _)| bytes);
         self.ledger().settle_layer(layer, bytes, total);
         written.map(drop)
+    }
+
+    /// As [`SegmentCache::put_layer_file`], for a file of `len` bytes that the caller writes as they come: it is not all in memory
+    /// at a time. The file appears when it is whole.
+    ///
+    /// # Errors
+    /// What `write` said, or [`CacheError::Write`]; nothing is left behind then.
+    pub fn write_layer_file<E: From<CacheError>>(
+        &self,
+        layer: &Digest,
+        name: &str,
+        len: u64,
+        write: impl FnOnce(&File) -> Result<(), E>,
+    ) -> Result<(), E> {
+        assert!(
+            names::LAYER_FILES.contains(&name),
+            "`{name}` is no file of a layer"
+        );
+        let folder = self.root.join(names::LAYERS).join(layer.to_hex());
+        let path = folder.join(name);
+        let bytes = round_up_to_block(len);
+        self.reserve(*layer, bytes);
+        if !self.make_room() {
+            tracing::debug!(%layer, "the descriptions of mounted and pinned layers pass the limit of the cache");
+        }
+        let tmp = self.tmp();
+        let failed = |source| {
+            E::from(CacheError::Write {
+                path: path.clone(),
+                source,
+            })
+        };
+        let mut options = File::options();
+        let options = options.read(true).write(true).create_new(true);
+        let opened = options.open(&tmp).map_err(failed);
+        let written = opened
+            .and_then(|file| write(&file))
+            .and_then(|()| self.rename(&tmp, &path).map_err(failed));
+        if written.is_err()
+            && let Err(error) = self.unlink(&tmp)
+        {
+            tracing::debug!(path = %tmp.display(), %error, "a temporary file stays until the next start");
+        }
+        let total = self.measure_layer(&folder).ok().flatten();
+        let total = total.map(|(bytes, _)| bytes);
+        self.ledger().settle_layer(layer, bytes, total);
+        written
     }
 
     /// Removes a layer's files because they are damaged. Foreign files in its folder stay, and the folder then.

@@ -510,7 +510,7 @@ impl SegmentCache {
         written
     }
 
-    fn rename(&self, tmp: &Path, path: &Path) -> io::Result<()> {
+    pub(super) fn rename(&self, tmp: &Path, path: &Path) -> io::Result<()> {
         match self.disk.rename(tmp, path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 if let Some(folder) = path.parent() {

@@ -148,3 +148,41 @@ fn read_ahead_that_failed_and_was_asked_for_again_is_answered() {
     world.loader.frame(world.digest(1), stored, from);
     assert_eq!(answer.recv_timeout(SOON).unwrap(), Ok(plain.len()));
 }
+
+/// A segment that two layers share may lie in two packs: one that is lost must not fail a reader of the other.
+///
+/// Mutation: without `turn_to_another_layer` both readers get an error at the first refusal.
+#[test]
+fn a_segment_is_asked_for_through_every_layer_that_has_a_reader() {
+    let mut world = World::new(SOON);
+    let mut other = LayerState::open(world._dir.path(), world.layer.digest).unwrap();
+    other.digest = Digest::of(b"another layer with the same segments");
+    let other = Arc::new(other);
+    let first = world.read(1);
+    world.wish();
+    let (send, second) = mpsc::channel();
+    let done: OnSegment = Box::new(move |segment| {
+        send.send(segment.map(|plain| plain.len()).map_err(str::to_owned))
+            .unwrap();
+    });
+    world.loader.read(&other, vec![(1, done)]);
+    world
+        .loader
+        .no_frame(&[world.digest(1)], "the pack is lost");
+    let asked = world.wish();
+    assert!(
+        matches!(asked, ToControl::Need { layer, first: 1, count: 1, .. } if layer == other.digest),
+        "{asked:?}"
+    );
+    assert!(
+        first.try_recv().is_err() && second.try_recv().is_err(),
+        "both wait"
+    );
+    world.loader.no_frame(&[world.digest(1)], "lost too");
+    for answer in [first, second] {
+        assert_eq!(
+            answer.recv_timeout(SOON).unwrap(),
+            Err("lost too".to_owned())
+        );
+    }
+}
