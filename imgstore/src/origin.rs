@@ -7,9 +7,11 @@
 pub mod counting;
 pub mod dir;
 pub mod http;
+pub mod lag;
 pub mod mem;
 pub mod oci;
 pub mod s3;
+pub mod three_fs;
 pub mod url;
 
 use std::io::Read;
@@ -142,6 +144,24 @@ pub trait Origin: Send + Sync + std::fmt::Debug {
     /// As [`OriginError`] says. A range past the end is [`OriginError::WrongAnswer`].
     fn fetch(&self, object: &str, range: ByteRange) -> Result<Vec<u8>, OriginError>;
 
+    /// Refuses an object that can be seen, cheaply, to have another size than `size` bytes: one that is still written, say.
+    ///
+    /// # Errors
+    /// [`OriginError::WrongAnswer`] then; else as [`OriginError`] says.
+    fn check_size(&self, object: &str, size: u64) -> Result<(), OriginError> {
+        let _: (&str, u64) = (object, size);
+        Ok(())
+    }
+
+    /// As [`Origin::fetch`], of an object whose size is known; that is checked first.
+    ///
+    /// # Errors
+    /// As for [`Origin::check_size`] and [`Origin::fetch`].
+    fn fetch_of(&self, object: &str, size: u64, range: ByteRange) -> Result<Vec<u8>, OriginError> {
+        self.check_size(object, size)?;
+        self.fetch(object, range)
+    }
+
     /// A whole object of at most `max_len` bytes.
     ///
     /// # Errors
@@ -256,6 +276,15 @@ pub trait Origin: Send + Sync + std::fmt::Debug {
             origin: self.address(),
             what: "remove objects",
         })
+    }
+
+    /// Gives back what would outlive the process; reads that come later fail. For a process that ends while threads of it
+    /// still hold the origin.
+    fn close(&self) {}
+
+    /// Reads that cross multiples of this cost the origin an operation more: packs are laid out so that a segment does not.
+    fn chunk_bytes(&self) -> Option<u64> {
+        None
     }
 
     /// A folder on the origin's own file system for large temporary files, if it has one.

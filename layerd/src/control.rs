@@ -163,15 +163,17 @@ fn listen_for_metrics(address: SocketAddr) -> Result<TcpListener, ControlError> 
     listen().map_err(|source| ControlError::Metrics { address, source })
 }
 
+/// The service, and the origins that it uses.
 fn build(
     config: &ControlConfig,
     paths: Paths,
     cache: Arc<SegmentCache>,
-) -> Result<Service, ControlError> {
+) -> Result<(Service, Vec<Arc<dyn Origin>>), ControlError> {
     let names = Arc::new(Traffic::default());
     let open = |url: &OriginUrl| open_origin(url, &paths);
     let opened: Result<Vec<_>, _> = config.origins.iter().map(open).collect();
-    let origins = OriginSet::new(opened?);
+    let opened = opened?;
+    let origins = OriginSet::new(opened.clone());
     let counted = origins.decorated(|origin| {
         Arc::new(CountingOrigin::new(origin, Arc::clone(&names))) as Arc<dyn Origin>
     });
@@ -189,7 +191,7 @@ fn build(
         memory_bytes_max: config.memory_bytes_max,
         directio: config.directio,
     };
-    Ok(Service {
+    let service = Service {
         mounts: MountService::new(paths, layers, feed, config.directio),
         cache,
         starter,
@@ -198,7 +200,8 @@ fn build(
         ending: AtomicBool::new(false),
         metrics: ControlMetrics::new(),
         self_test: config.self_test,
-    })
+    };
+    Ok((service, opened))
 }
 
 /// How layerd was told to end.
@@ -223,7 +226,8 @@ pub(crate) fn run(config: &ControlConfig) -> Result<(), ControlError> {
     let (listener, socket) = socket::take(&config.socket)?;
     step("listening");
     let metrics = config.metrics.map(listen_for_metrics).transpose()?;
-    let service = Arc::new(build(config, paths, cache)?);
+    let (service, origins) = build(config, paths, cache)?;
+    let service = Arc::new(service);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(server::BLOCKING_THREADS)
@@ -251,6 +255,10 @@ pub(crate) fn run(config: &ControlConfig) -> Result<(), ControlError> {
         }
     };
     drop(socket);
+    // Threads that fetch may still hold them.
+    for origin in &origins {
+        origin.close();
+    }
     runtime.shutdown_background();
     result
 }

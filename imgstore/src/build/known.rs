@@ -37,7 +37,7 @@ fn read(
     range: ByteRange,
 ) -> Result<(), String> {
     let stored = origin
-        .fetch(&names::pack(&pack.digest), range)
+        .fetch_of(&names::pack(&pack.digest), pack.size, range)
         .map_err(|e| e.to_string())?;
     let plain = frame::decode(&stored, segment.len()).map_err(|e| e.to_string())?;
     let found = Digest::of(&plain);

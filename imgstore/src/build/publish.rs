@@ -8,6 +8,7 @@
 //! it should hold, so that can only be repair.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::time::Duration;
 
 use super::error::BuildError;
@@ -260,7 +261,7 @@ fn put_frame(
 /// Stores a pack from staging; gives how many bytes were new.
 fn put_pack(origin: &dyn Origin, staged: &StagedPack) -> Result<u64, BuildError> {
     let object = names::pack(&staged.pack.digest);
-    let path = staged.file.path();
+    let path: &Path = &staged.path;
     if origin.create_from_file(&object, path)? == Created::New {
         return Ok(staged.pack.size);
     }

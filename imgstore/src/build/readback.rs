@@ -61,7 +61,6 @@ impl Subject<'_> {
             let mut bytes = vec![0; to_usize(range.len)];
             staged
                 .file
-                .as_file()
                 .read_exact_at(&mut bytes, range.start)
                 .map_err(|e| e.to_string())?;
             return Ok(bytes);
@@ -71,7 +70,7 @@ impl Subject<'_> {
             .find(index)
             .ok_or("no such segment in the placement")?;
         self.origin
-            .fetch(&names::pack(&pack.digest), range)
+            .fetch_of(&names::pack(&pack.digest), pack.size, range)
             .map_err(|e| e.to_string())
     }
 

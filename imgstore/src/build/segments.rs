@@ -4,14 +4,14 @@
 //! Memory is bounded by a batch.
 
 use std::collections::HashMap;
-use std::fs::Permissions;
+use std::fs::{File, Permissions};
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempPath};
 
 use super::error::BuildError;
 use super::known::{self, Known};
@@ -59,8 +59,10 @@ impl StagedSegment {
 /// A pack in staging; the file goes away with this value.
 #[derive(Debug)]
 pub struct StagedPack {
-    /// The file.
-    pub file: NamedTempFile,
+    /// Where it is.
+    pub path: TempPath,
+    /// For reading.
+    pub file: File,
     /// Name and size.
     pub pack: Pack,
 }
@@ -174,6 +176,8 @@ fn make_batch(batch: &[Planned], makers: &mut [Maker<'_>]) -> Result<Vec<Made>, 
 
 struct PackWriter {
     folder: PathBuf,
+    /// The origin's chunks, which frames should not cross.
+    chunk_bytes: Option<u64>,
     done: Vec<StagedPack>,
     current: Option<OpenPack>,
 }
@@ -183,6 +187,19 @@ struct OpenPack {
     hasher: blake3::Hasher,
     len: u64,
     frames: Vec<(u32, u32)>,
+}
+
+impl OpenPack {
+    /// Writes a frame of so many plain bytes.
+    fn write(&mut self, frame: &[u8], plain_len: u64) -> std::io::Result<()> {
+        self.file.write_all(frame)?;
+        self.hasher.update(frame);
+        let len = to_u64(frame.len());
+        self.len += len;
+        let small = |n: u64| u32::try_from(n).expect("a frame has at most 5 MiB");
+        self.frames.push((small(len), small(plain_len)));
+        Ok(())
+    }
 }
 
 impl PackWriter {
@@ -211,15 +228,18 @@ impl PackWriter {
                 }
             }
         };
-        open.file.write_all(frame).map_err(|e| self.error(e))?;
-        open.hasher.update(frame);
+        let pad = self.chunk_bytes.map_or(0, |chunk| {
+            frame::padding_len(open.len, to_u64(frame.len()), chunk)
+        });
+        if pad > 0 {
+            open.write(&frame::padding(pad), 0)
+                .map_err(|e| self.error(e))?;
+        }
         let range = ByteRange {
             start: open.len,
             len: to_u64(frame.len()),
         };
-        open.len += range.len;
-        let small = |n: u64| u32::try_from(n).expect("a frame has at most 5 MiB");
-        open.frames.push((small(range.len), small(plain_len)));
+        open.write(frame, plain_len).map_err(|e| self.error(e))?;
         let full = open.len >= PACK_BYTES;
         self.current = Some(open);
         let index = self.done.len();
@@ -240,10 +260,12 @@ impl PackWriter {
             digest: open.hasher.finalize().into(),
             size: open.len + to_u64(table.len()),
         };
-        self.done.push(StagedPack {
-            file: open.file,
-            pack,
-        });
+        // Synced and closed by who wrote it: on 3FS a file's length is certain only then.
+        let (file, path) = open.file.into_parts();
+        file.sync_all().map_err(|e| self.error(e))?;
+        drop(file);
+        let file = File::open(&path).map_err(|e| self.error(e))?;
+        self.done.push(StagedPack { path, file, pack });
         Ok(())
     }
 }
@@ -266,6 +288,7 @@ pub fn stage(
     })?;
     let mut writer = PackWriter {
         folder,
+        chunk_bytes: origin.chunk_bytes(),
         done: Vec::new(),
         current: None,
     };

@@ -234,8 +234,17 @@ impl Origin for Watched<'_> {
         self.health.observe(self.deadline, false, list, |_| 0)
     }
 
+    /// Nothing: it is the set that asks again, after it has asked the others.
     fn lag(&self) -> Duration {
-        self.origin.lag()
+        Duration::ZERO
+    }
+
+    fn check_size(&self, object: &str, size: u64) -> Result<(), OriginError> {
+        self.origin.check_size(object, size)
+    }
+
+    fn chunk_bytes(&self) -> Option<u64> {
+        self.origin.chunk_bytes()
     }
 
     fn create(&self, object: &str, content: &mut dyn Read) -> Result<Created, OriginError> {

@@ -153,7 +153,7 @@ impl OriginSet {
         }
     }
 
-    /// Fetches a range. `first` says which origin to begin with (modulo their number): a second fetch of something that was
+    /// Fetches a range of an object of `size` bytes. `first` says which origin to begin with (modulo their number): a second fetch of something that was
     /// damaged begins with another one, where there is another one.
     ///
     /// # Errors
@@ -161,6 +161,7 @@ impl OriginSet {
     pub fn fetch(
         &self,
         object: &str,
+        size: u64,
         range: ByteRange,
         first: usize,
         deadline: Instant,
@@ -174,7 +175,7 @@ impl OriginSet {
         };
         let mut spent = Spent::default();
         let found = self.ask(ask, &mut spent, |origin| {
-            let bytes = origin.fetch(object, range)?;
+            let bytes = origin.fetch_of(object, size, range)?;
             let origin = origin.address();
             Ok(Fetched { bytes, origin })
         });

@@ -84,6 +84,13 @@ struct Job {
 }
 
 impl Job {
+    /// The size of the pack that the range is in.
+    fn pack_size(&self) -> u64 {
+        let mut packs = self.layer.placement.packs.iter();
+        let pack = packs.find(|pack| pack.digest == self.plan.pack);
+        pack.map_or(0, |pack| pack.size)
+    }
+
     fn digests(&self) -> impl Iterator<Item = Digest> {
         let segments = &self.layer.manifest.segments;
         let parts = self.plan.parts.iter();
@@ -181,7 +188,9 @@ impl Shared {
             let start = Instant::now();
             let deadline = job.asked + self.patience;
             let run = self.lock().begin(deadline);
-            let (outcome, spent) = self.origins.fetch(&object, job.plan.range, first, deadline);
+            let (outcome, spent) =
+                self.origins
+                    .fetch(&object, job.pack_size(), job.plan.range, first, deadline);
             if outcome.is_ok() && spent.requests == 1 {
                 self.pace.record(job.plan.range.len, start.elapsed());
             }

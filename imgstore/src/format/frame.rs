@@ -2,7 +2,8 @@
 //!
 //! One frame per segment with its content size in the header. Where compression saves less than 1/16 the frame holds
 //! raw blocks: still a zstd frame, decoded at the speed of a copy. After the last frame of a pack comes a skippable
-//! frame with the seek table of zstd's "seekable format" (contrib/seekable_format in the zstd sources).
+//! frame with the seek table of zstd's "seekable format" (contrib/seekable_format in the zstd sources). On origins that store
+//! files in chunks, other skippable frames between the segments keep these from crossing chunks.
 
 use std::cell::RefCell;
 
@@ -17,6 +18,10 @@ const ZSTD_MAGIC: u32 = 0xFD2F_B528;
 const RAW_BLOCK_MAX: usize = 128 << 10;
 /// Magic of the skippable frame that holds a seek table.
 const SEEK_SKIPPABLE_MAGIC: u32 = 0x184D_2A5E;
+/// Magic of a skippable frame that holds nothing.
+const PADDING_MAGIC: u32 = 0x184D_2A50;
+/// Magic and size of a skippable frame.
+const SKIPPABLE_HEADER_BYTES: u64 = 8;
 /// Magic at the very end of a seek table.
 const SEEKABLE_MAGIC: u32 = 0x8F92_EAB1;
 
@@ -126,6 +131,36 @@ pub fn decode_some(frame: &[u8], plain: &mut [u8]) -> Result<usize, FormatError>
         .map_err(|e| FormatError::new("zstd frame", format!("{room} plain bytes"), e))
 }
 
+/// Bytes of padding to write at offset `at` of a pack, so that a frame of `len` bytes does not cross a multiple of `chunk`
+/// if it fits between two of them. Padding is a skippable frame: 0, or at least 8 bytes.
+pub const fn padding_len(at: u64, len: u64, chunk: u64) -> u64 {
+    let gap = chunk - at % chunk;
+    if len <= gap || len > chunk {
+        return 0;
+    }
+    if gap >= SKIPPABLE_HEADER_BYTES {
+        return gap;
+    }
+    // Too short for padding: it goes on into the next chunk, if the frame fits behind it there, else through it.
+    if len <= gap + chunk - SKIPPABLE_HEADER_BYTES {
+        SKIPPABLE_HEADER_BYTES
+    } else {
+        gap + chunk
+    }
+}
+
+/// A skippable frame of `len` bytes in all, at least 8, which every zstd reader passes over (RFC 8878 §3.1.2).
+pub fn padding(len: u64) -> Vec<u8> {
+    let body = len.checked_sub(SKIPPABLE_HEADER_BYTES);
+    let body = body.expect("padding has at least 8 bytes");
+    let mut out = Vec::with_capacity(to_usize(len));
+    out.extend_from_slice(&PADDING_MAGIC.to_le_bytes());
+    let size = u32::try_from(body).expect("padding is shorter than two chunks");
+    out.extend_from_slice(&size.to_le_bytes());
+    out.resize(to_usize(len), 0);
+    out
+}
+
 /// The seek table of a pack: (stored bytes, plain bytes) of each frame in order.
 pub fn seek_table(frames: &[(u32, u32)]) -> Vec<u8> {
     let body = frames.len() * 8 + 9;
@@ -148,4 +183,39 @@ pub fn seek_table(frames: &[(u32, u32)]) -> Vec<u8> {
     out.push(0); // Seek_Table_Descriptor: no checksums, the segments have digests.
     out.extend_from_slice(&SEEKABLE_MAGIC.to_le_bytes());
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// For every offset near a border and lengths around what fits: the frame then crosses no border unless it is too long.
+    #[test]
+    fn padding_keeps_frames_inside_of_chunks() {
+        const CHUNK: u64 = 64;
+        for at in 0..2 * CHUNK {
+            for len in 1..CHUNK + 9 {
+                let pad = padding_len(at, len, CHUNK);
+                let start = at + pad;
+                assert!(pad == 0 || pad >= SKIPPABLE_HEADER_BYTES, "{at} {len}");
+                if len <= CHUNK {
+                    assert_eq!(start / CHUNK, (start + len - 1) / CHUNK, "{at} {len}");
+                } else {
+                    assert_eq!(pad, 0);
+                }
+                if pad > 0 {
+                    assert_eq!(to_u64(padding(pad).len()), pad);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn padding_decodes_to_nothing() {
+        let mut pack = encode(b"one", 3);
+        pack.extend(padding(8));
+        pack.extend(encode(b"two", 3));
+        pack.extend(padding(5000));
+        assert_eq!(zstd::decode_all(&*pack).unwrap(), b"onetwo");
+    }
 }

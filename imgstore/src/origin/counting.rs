@@ -87,6 +87,18 @@ impl Origin for CountingOrigin {
         self.inner.lag()
     }
 
+    fn check_size(&self, object: &str, size: u64) -> Result<(), OriginError> {
+        self.inner.check_size(object, size)
+    }
+
+    fn chunk_bytes(&self) -> Option<u64> {
+        self.inner.chunk_bytes()
+    }
+
+    fn close(&self) {
+        self.inner.close();
+    }
+
     fn create(&self, object: &str, content: &mut dyn Read) -> Result<Created, OriginError> {
         self.inner.create(object, content)
     }

@@ -4,19 +4,21 @@
 //! which fails if the name is taken: no object is overwritten, and none is visible half-written. Only the small mutable
 //! objects, and objects that were found damaged, are replaced, with `rename(2)`. The directory is synced before the call
 //! returns, so that a tag never survives a power loss that what it names does not; where that cannot be done (3FS), names
-//! are durable by themselves. [`steps`] lets tests lose power in between.
+//! are durable by themselves. [`steps`] lets tests lose power in between. Whether the directory is on 3FS is asked once, when
+//! it is opened; `three_fs/mount` has what is done differently there.
 
 pub mod steps;
 
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read};
+use std::io::{self, BufWriter, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use super::three_fs::{self, chunks, mount};
 use super::{ByteRange, Created, ObjectInfo, Origin, OriginError};
 use crate::format::names;
 use crate::ids::{to_u64, to_usize};
@@ -26,11 +28,17 @@ use steps::{Step, Steps};
 
 /// Age in which a temporary file of a build that still runs has long been written to: its packs grow, then get their names.
 const LEFTOVER_AGE: Duration = Duration::from_hours(48);
+/// Objects are written in pieces of this many bytes: on a FUSE mount each is a request.
+const WRITE_BYTES: usize = 1 << 20;
+/// Folders whose objects never change.
+const IMMUTABLE: [&str; 4] = ["packs/", "meta/", "chunks/", "manifests/"];
 
 /// A directory that holds an origin.
 #[derive(Debug)]
 pub struct DirOrigin {
     root: PathBuf,
+    /// Whether it is on a 3FS mount.
+    three_fs: bool,
     /// Makes temporary names unique within the process; the process makes them unique, and `create_new` makes sure.
     next_tmp: AtomicU64,
     /// Folders whose own names are durable.
@@ -42,7 +50,6 @@ pub struct DirOrigin {
 /// A temporary file that is removed unless it is moved away.
 struct TmpFile {
     path: PathBuf,
-    file: File,
 }
 
 impl Drop for TmpFile {
@@ -56,6 +63,7 @@ impl DirOrigin {
     fn at(root: &Path) -> Self {
         Self {
             root: root.to_owned(),
+            three_fs: false,
             next_tmp: AtomicU64::new(0),
             durable: Mutex::default(),
             steps: None,
@@ -78,10 +86,24 @@ impl DirOrigin {
     pub fn open(root: &Path) -> Result<Self, OriginError> {
         let origin = Self::at(root);
         match fs::metadata(root) {
-            Ok(meta) if meta.is_dir() => Ok(origin),
+            Ok(meta) if meta.is_dir() => origin.recognised(),
             Ok(_) => Err(origin.unavailable("", &io::Error::from(io::ErrorKind::NotADirectory))),
             Err(e) => Err(origin.unavailable("", &e)),
         }
+    }
+
+    /// The same, knowing whether it is on 3FS.
+    fn recognised(mut self) -> Result<Self, OriginError> {
+        let asked = mount::is_three_fs(&self.root);
+        self.three_fs = asked.map_err(|e| self.unavailable("", &e))?;
+        Ok(self)
+    }
+
+    /// Takes the directory for one on 3FS, whatever its file system says.
+    #[must_use]
+    pub(crate) fn assume_three_fs(mut self) -> Self {
+        self.three_fs = true;
+        self
     }
 
     /// Opens a directory, making it first if it is missing.
@@ -90,10 +112,14 @@ impl DirOrigin {
     /// [`OriginError::Unavailable`] when it cannot be made.
     pub fn create_root(root: &Path) -> Result<Self, OriginError> {
         let origin = Self::at(root);
-        if !root.is_dir() {
-            fs::create_dir_all(root)
-                .and_then(|()| root.parent().map_or(Ok(()), |p| origin.sync_dir(p)))
-                .map_err(|e| origin.unavailable("", &e))?;
+        let missing = !root.is_dir();
+        if missing {
+            fs::create_dir_all(root).map_err(|e| origin.unavailable("", &e))?;
+        }
+        let origin = origin.recognised()?;
+        if missing && let Some(parent) = root.parent() {
+            let synced = origin.sync_dir(parent);
+            synced.map_err(|e| origin.unavailable("", &e))?;
         }
         origin.remove_leftovers();
         Ok(origin)
@@ -123,7 +149,7 @@ impl DirOrigin {
         }
     }
 
-    fn error(&self, object: &str, error: &io::Error) -> OriginError {
+    pub(crate) fn error(&self, object: &str, error: &io::Error) -> OriginError {
         if error.kind() == io::ErrorKind::NotFound {
             OriginError::NotFound {
                 origin: self.address(),
@@ -134,28 +160,33 @@ impl DirOrigin {
         }
     }
 
-    fn path(&self, object: &str) -> PathBuf {
+    pub(crate) fn path(&self, object: &str) -> PathBuf {
         self.root.join(object)
     }
 
-    fn tmp_file(&self) -> io::Result<TmpFile> {
+    /// Writes a temporary file, synced and closed: 3FS is sure of a file's length only then.
+    fn write_tmp(&self, content: &mut dyn Read) -> io::Result<TmpFile> {
         let folder = self.root.join(names::TMP);
         fs::create_dir_all(&folder)?;
-        loop {
+        let (tmp, file) = loop {
             let n = self.next_tmp.fetch_add(1, Ordering::Relaxed);
             let path = folder.join(format!("{}{n}", Process::file_prefix()));
             self.step(Step::Create(&path))?;
-            match OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create_new(true)
-                .open(&path)
-            {
-                Ok(file) => return Ok(TmpFile { path, file }),
+            match OpenOptions::new().write(true).create_new(true).open(&path) {
+                Ok(file) => break (TmpFile { path }, file),
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(e) => return Err(e),
             }
-        }
+        };
+        // From a `dyn Read`, so that the standard library does not use `copy_file_range`, which 3FS lacks.
+        let mut writer = BufWriter::with_capacity(WRITE_BYTES, file);
+        io::copy(content, &mut writer)?;
+        let file = writer
+            .into_inner()
+            .map_err(io::IntoInnerError::into_error)?;
+        self.step(Step::Sync(&tmp.path))?;
+        file.sync_all()?;
+        Ok(tmp)
     }
 
     fn step(&self, step: Step<'_>) -> io::Result<()> {
@@ -165,6 +196,9 @@ impl DirOrigin {
     /// Makes the names in a folder durable. A file system that cannot is left alone: there they are durable when made.
     fn sync_dir(&self, folder: &Path) -> io::Result<()> {
         self.step(Step::SyncDir(folder))?;
+        if self.three_fs {
+            return Ok(()); // whatever it says to being asked, names are durable there
+        }
         match File::open(folder).and_then(|f| f.sync_all()) {
             Err(e) if is_failing_disk(&e) => Err(e),
             Err(error) => {
@@ -202,14 +236,45 @@ impl DirOrigin {
     }
 
     fn create_io(&self, object: &str, content: &mut dyn Read) -> io::Result<Created> {
-        let mut tmp = self.tmp_file()?;
-        io::copy(content, &mut tmp.file)?;
-        self.link_synced(&tmp.path, object)
+        let tmp = self.write_tmp(content)?;
+        let created = self.link(&tmp.path, object)?;
+        drop(tmp);
+        self.seal(object, created);
+        Ok(created)
     }
 
-    fn link_synced(&self, tmp: &Path, object: &str) -> io::Result<Created> {
-        self.step(Step::Sync(tmp))?;
-        File::open(tmp)?.sync_all()?;
+    fn create_from_staged(&self, object: &str, staged: &Path) -> io::Result<Created> {
+        self.step(Step::Sync(staged))?;
+        File::open(staged)?.sync_all()?;
+        let created = self.link(staged, object)?;
+        if self.three_fs && created == Created::New {
+            // Before the seal, which would forbid it: both names are one file.
+            fs::remove_file(staged)?;
+            self.seal(object, created);
+        }
+        Ok(created)
+    }
+
+    fn seal(&self, object: &str, created: Created) {
+        let immutable = IMMUTABLE.iter().any(|folder| object.starts_with(folder));
+        if self.three_fs
+            && immutable
+            && created == Created::New
+            && let Err(error) = mount::seal(&self.path(object))
+        {
+            tracing::debug!(object, %error, "not made immutable");
+        }
+    }
+
+    fn unseal(&self, path: &Path) -> io::Result<()> {
+        if self.three_fs {
+            mount::unseal(path)?;
+        }
+        Ok(())
+    }
+
+    /// Gives a finished file its name. Nothing asks beforehand whether the name is taken: this host would remember the answer.
+    fn link(&self, tmp: &Path, object: &str) -> io::Result<Created> {
         let path = self.path(object);
         self.make_parent(&path)?;
         self.step(Step::Link(tmp, &path))?;
@@ -224,20 +289,21 @@ impl DirOrigin {
     }
 
     fn replace_io(&self, object: &str, content: &mut dyn Read) -> io::Result<()> {
-        let mut tmp = self.tmp_file()?;
-        io::copy(content, &mut tmp.file)?;
-        self.step(Step::Sync(&tmp.path))?;
-        tmp.file.sync_all()?;
+        let tmp = self.write_tmp(content)?;
         let path = self.path(object);
         self.make_parent(&path)?;
+        self.unseal(&path)?;
         self.step(Step::Rename(&tmp.path, &path))?;
         fs::rename(&tmp.path, &path)?;
-        self.sync_parent(&path)
+        self.sync_parent(&path)?;
+        self.seal(object, Created::New);
+        Ok(())
     }
 
     fn remove_io(&self, object: &str) -> io::Result<()> {
         let path = self.path(object);
         self.step(Step::Remove(&path))?;
+        self.unseal(&path)?;
         match fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
@@ -247,6 +313,45 @@ impl DirOrigin {
             self.sync_parent(&path)?;
         }
         Ok(())
+    }
+
+    fn short(&self, object: &str, range: ByteRange, found: String) -> OriginError {
+        OriginError::WrongAnswer {
+            origin: self.address(),
+            object: object.to_owned(),
+            expected: format!("{} bytes at offset {}", range.len, range.start),
+            found,
+        }
+    }
+
+    fn too_long(&self, object: &str, max_len: u64) -> OriginError {
+        OriginError::WrongAnswer {
+            origin: self.address(),
+            object: object.to_owned(),
+            expected: format!("at most {max_len} bytes"),
+            found: "a longer object".to_owned(),
+        }
+    }
+
+    /// A range, read as 3FS stores it.
+    fn fetch_in_chunks(&self, object: &str, range: ByteRange) -> Result<Vec<u8>, OriginError> {
+        let failed = |e: io::Error| self.error(object, &e);
+        let file = mount::open(&self.path(object)).map_err(failed)?;
+        let mut out = Vec::with_capacity(to_usize(range.len));
+        let mut buffer = mount::PieceBuffer::new();
+        for piece in chunks::pieces(range) {
+            match buffer.read(&file, piece).map_err(failed)? {
+                Ok(bytes) => out.extend_from_slice(bytes),
+                Err(got) => {
+                    let found = format!(
+                        "a read of {got} bytes in place of {} at offset {}: the object ends there, or a chunk of it is lost",
+                        piece.len, piece.start
+                    );
+                    return Err(self.short(object, range, found));
+                }
+            }
+        }
+        Ok(out)
     }
 
     fn list_io(&self, prefix: &str) -> io::Result<Vec<String>> {
@@ -294,36 +399,55 @@ impl Origin for DirOrigin {
     }
 
     fn fetch(&self, object: &str, range: ByteRange) -> Result<Vec<u8>, OriginError> {
+        if self.three_fs {
+            return self.fetch_in_chunks(object, range);
+        }
         let file = File::open(self.path(object)).map_err(|e| self.error(object, &e))?;
         let mut out = vec![0; to_usize(range.len)];
         match file.read_exact_at(&mut out, range.start) {
             Ok(()) => Ok(out),
-            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Err(OriginError::WrongAnswer {
-                origin: self.address(),
-                object: object.to_owned(),
-                expected: format!("{} bytes at offset {}", range.len, range.start),
-                found: file.metadata().map_or_else(
-                    |e| e.to_string(),
-                    |m| format!("an object of {} bytes", m.len()),
-                ),
-            }),
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
+                let len = file.metadata().map(|m| m.len());
+                let found =
+                    len.map_or_else(|e| e.to_string(), |n| format!("an object of {n} bytes"));
+                Err(self.short(object, range, found))
+            }
             Err(e) => Err(self.error(object, &e)),
         }
     }
 
+    fn check_size(&self, object: &str, size: u64) -> Result<(), OriginError> {
+        if !self.three_fs {
+            return Ok(());
+        }
+        let found = mount::size_expecting(&self.path(object), size);
+        let found = found.map_err(|e| self.error(object, &e))?;
+        if found == size {
+            return Ok(());
+        }
+        Err(OriginError::WrongAnswer {
+            origin: self.address(),
+            object: object.to_owned(),
+            expected: format!("an object of {size} bytes"),
+            found: format!("one of {found}"),
+        })
+    }
+
     fn fetch_all(&self, object: &str, max_len: u64) -> Result<Vec<u8>, OriginError> {
+        if self.three_fs {
+            let len = self.size(object)?;
+            if len > max_len {
+                return Err(self.too_long(object, max_len));
+            }
+            return self.fetch_in_chunks(object, ByteRange { start: 0, len });
+        }
         let file = File::open(self.path(object)).map_err(|e| self.error(object, &e))?;
         let mut out = Vec::new();
         file.take(max_len.saturating_add(1))
             .read_to_end(&mut out)
             .map_err(|e| self.error(object, &e))?;
         if to_u64(out.len()) > max_len {
-            return Err(OriginError::WrongAnswer {
-                origin: self.address(),
-                object: object.to_owned(),
-                expected: format!("at most {max_len} bytes"),
-                found: "a longer object".to_owned(),
-            });
+            return Err(self.too_long(object, max_len));
         }
         Ok(out)
     }
@@ -374,9 +498,13 @@ impl Origin for DirOrigin {
     }
 
     fn size(&self, object: &str) -> Result<u64, OriginError> {
-        fs::metadata(self.path(object))
-            .map(|m| m.len())
-            .map_err(|e| self.error(object, &e))
+        let path = self.path(object);
+        let size = if self.three_fs {
+            mount::size_of(&path)
+        } else {
+            fs::metadata(path).map(|m| m.len())
+        };
+        size.map_err(|e| self.error(object, &e))
     }
 
     fn create_from_file(&self, object: &str, path: &Path) -> Result<Created, OriginError> {
@@ -384,8 +512,20 @@ impl Origin for DirOrigin {
             let mut file = File::open(path).map_err(|e| self.unavailable(object, &e))?;
             return self.create(object, &mut file);
         }
-        self.link_synced(path, object)
+        self.create_from_staged(object, path)
             .map_err(|e| self.unavailable(object, &e))
+    }
+
+    fn lag(&self) -> Duration {
+        if self.three_fs {
+            three_fs::LAG
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    fn chunk_bytes(&self) -> Option<u64> {
+        self.three_fs.then_some(three_fs::CHUNK_BYTES)
     }
 
     fn staging(&self) -> Option<PathBuf> {

@@ -9,6 +9,7 @@ use super::dir::DirOrigin;
 use super::http::{HttpOrigin, without_credentials};
 use super::oci::OciOrigin;
 use super::s3::{S3Address, S3Origin};
+use super::three_fs::origin::ThreeFsOrigin;
 use super::{Origin, OriginError};
 use crate::credentials::environment::Environment;
 use crate::registry::reference::Repository;
@@ -18,6 +19,8 @@ use crate::registry::reference::Repository;
 pub enum OriginUrl {
     /// `dir:/path`: a directory, or a 3FS mount.
     Dir(PathBuf),
+    /// `3fs:/path`: a folder of a 3FS mount, packs read through its user-space I/O library.
+    ThreeFs(PathBuf),
     /// `http://…` or `https://…`, without a trailing slash; read-only.
     Http(String),
     /// `s3://bucket/prefix`.
@@ -29,7 +32,7 @@ pub enum OriginUrl {
 /// An address that names no origin.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is not an origin: expected `dir:/absolute/path`, `http(s)://host/…`, `s3://bucket/prefix` or \
+    "`{0}` is not an origin: expected `dir:/absolute/path`, `3fs:/absolute/path`, `http(s)://host/…`, `s3://bucket/prefix` or \
      `oci://registry/repository`"
 )]
 pub struct OriginUrlError(String);
@@ -41,6 +44,10 @@ impl FromStr for OriginUrl {
         if let Some(path) = text.strip_prefix("dir:") {
             if path.starts_with('/') {
                 return Ok(Self::Dir(PathBuf::from(path)));
+            }
+        } else if let Some(path) = text.strip_prefix("3fs:") {
+            if path.starts_with('/') {
+                return Ok(Self::ThreeFs(PathBuf::from(path)));
             }
         } else if text
             .strip_prefix("http://")
@@ -65,6 +72,7 @@ impl fmt::Display for OriginUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Dir(path) => write!(f, "dir:{}", path.display()),
+            Self::ThreeFs(path) => write!(f, "3fs:{}", path.display()),
             // It may have a password in it.
             Self::Http(url) => f.write_str(&without_credentials(url)),
             Self::S3(address) => address.fmt(f),
@@ -82,6 +90,7 @@ impl OriginUrl {
     pub fn open(&self) -> Result<Arc<dyn Origin>, OriginError> {
         Ok(match self {
             Self::Dir(path) => Arc::new(DirOrigin::open(path)?),
+            Self::ThreeFs(path) => Arc::new(ThreeFsOrigin::open(path)?),
             Self::Http(url) => Arc::new(HttpOrigin::open(url)?),
             Self::S3(address) => Arc::new(S3Origin::open(address, &Environment::of_process())?),
             Self::Oci(repository) => {
@@ -97,6 +106,7 @@ impl OriginUrl {
     pub fn open_or_create(&self) -> Result<Arc<dyn Origin>, OriginError> {
         match self {
             Self::Dir(path) => Ok(Arc::new(DirOrigin::create_root(path)?)),
+            Self::ThreeFs(path) => Ok(Arc::new(ThreeFsOrigin::create_root(path)?)),
             Self::Http(url) => Err(OriginError::Unsupported {
                 origin: url.clone(),
                 what: "be written",

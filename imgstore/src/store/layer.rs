@@ -5,6 +5,7 @@ use crate::format::placement::{PLACEMENT_BYTES_MAX, Placement};
 use crate::format::tag::{INDEX_BYTES_MAX, Index, TAG_BYTES_MAX, Tag};
 use crate::format::{FormatError, frame, names};
 use crate::ids::{Digest, LayerRef, TagName};
+use crate::origin::lag::named;
 use crate::origin::{Origin, OriginError};
 
 /// Why a layer could not be loaded.
@@ -178,7 +179,7 @@ pub fn read_placement(
     manifest: &Manifest,
 ) -> Result<Placement, LayerError> {
     let object = names::placement(layer);
-    let bytes = origin.fetch_all(&object, PLACEMENT_BYTES_MAX)?;
+    let bytes = named(origin, || origin.fetch_all(&object, PLACEMENT_BYTES_MAX))?;
     Placement::parse(&bytes, layer, manifest).map_err(LayerError::damaged(origin, &object))
 }
 
@@ -230,7 +231,9 @@ pub(crate) fn read_frame(
     digest: Digest,
     size: u64,
 ) -> Result<Vec<u8>, LayerError> {
-    let stored = origin.fetch_all(object, frame::frame_len_max(size))?;
+    let stored = named(origin, || {
+        origin.fetch_all(object, frame::frame_len_max(size))
+    })?;
     let plain = frame::decode(&stored, size).map_err(LayerError::damaged(origin, object))?;
     let found = Digest::of(&plain);
     if found != digest {
@@ -264,7 +267,7 @@ pub fn read_segment(
         return Err(LayerError::damaged(origin, &object)(missing()));
     };
     let object = names::pack(&pack.digest);
-    let stored = origin.fetch(&object, range)?;
+    let stored = named(origin, || origin.fetch_of(&object, pack.size, range))?;
     let at = |e: FormatError| FormatError {
         what: format!("segment {index} at offset {}: {}", range.start, e.what),
         ..e

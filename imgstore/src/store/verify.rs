@@ -122,7 +122,7 @@ impl Findings {
     }
 
     fn check_run(&self, origin: &dyn Origin, layer: &Layer, run: &Run) {
-        let bytes = origin.fetch(&names::pack(&run.pack.digest), run.range);
+        let bytes = origin.fetch_of(&names::pack(&run.pack.digest), run.pack.size, run.range);
         for index in run.first..run.first + run.count {
             let Some((pack, range)) = layer.placement.find(index) else {
                 continue;
@@ -137,7 +137,7 @@ impl Findings {
                 }
                 // The range as a whole failed: find out which segments can be had.
                 Err(_) => origin
-                    .fetch(&names::pack(&pack.digest), range)
+                    .fetch_of(&names::pack(&pack.digest), pack.size, range)
                     .map_err(|e| e.to_string())
                     .and_then(|stored| check_frame(layer, index, &stored)),
             };

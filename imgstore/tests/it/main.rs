@@ -46,3 +46,5 @@ mod source_upper;
 mod source_xattrs;
 mod strangers;
 mod tar_bytes;
+mod three_fs_mount;
+mod three_fs_rings;

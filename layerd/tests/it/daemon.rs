@@ -110,6 +110,7 @@ impl Daemon {
             .arg("--socket")
             .arg(self.socket())
             .args(&self.extra)
+            .env("DSEC_HF3FS_LIB", three_fs_stand_in::library())
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         command

@@ -29,4 +29,5 @@ mod metrics;
 mod outage;
 mod reading;
 mod space;
+mod three_fs;
 mod upgrades;

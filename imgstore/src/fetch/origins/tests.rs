@@ -145,7 +145,7 @@ fn kind(fetched: Result<Fetched, OriginError>) -> FailureKind {
 #[test]
 fn a_transient_failure_is_retried_and_counted() {
     let set = set(&[&failing(2)]);
-    let (fetched, spent) = set.fetch("a", RANGE, 0, soon());
+    let (fetched, spent) = set.fetch("a", 10, RANGE, 0, soon());
     assert_eq!(fetched.unwrap().bytes, b"234");
     let expected = Spent {
         requests: 3,
@@ -167,11 +167,11 @@ fn a_transient_failure_is_retried_and_counted() {
 fn a_missing_object_is_not_retried_and_a_deadline_ends_retries() {
     let missing = Scripted::new("missing", |_, _, _| not_found());
     let both = set(&[&missing, &missing]);
-    let (fetched, spent) = both.fetch("b", RANGE, 0, soon());
+    let (fetched, spent) = both.fetch("b", 10, RANGE, 0, soon());
     assert_eq!(kind(fetched), FailureKind::NotFound);
     assert_eq!((spent.requests, spent.missing), (2, 2));
     let down = set(&[&failing(usize::MAX)]);
-    let (fetched, spent) = down.fetch("a", RANGE, 0, Instant::now());
+    let (fetched, spent) = down.fetch("a", 10, RANGE, 0, Instant::now());
     assert_eq!(kind(fetched), FailureKind::Unavailable);
     assert_eq!(spent.requests, 1);
 }
@@ -179,10 +179,10 @@ fn a_missing_object_is_not_retried_and_a_deadline_ends_retries() {
 #[test]
 fn the_next_origin_serves_when_the_first_cannot() {
     let set = set(&[&failing(usize::MAX), &good()]);
-    let (fetched, spent) = set.fetch("a", RANGE, 0, soon());
+    let (fetched, spent) = set.fetch("a", 10, RANGE, 0, soon());
     assert_eq!(fetched.unwrap().origin, "good");
     assert_eq!(spent.requests, 2);
-    let (fetched, spent) = set.fetch("a", RANGE, 1, soon());
+    let (fetched, spent) = set.fetch("a", 10, RANGE, 1, soon());
     assert_eq!(fetched.unwrap().origin, "good");
     assert_eq!(spent.requests, 1);
 }
@@ -194,7 +194,7 @@ fn a_failing_first_origin_is_passed_over_until_it_is_back() {
     let second = good();
     let set = set(&[&first, &second]);
     for _ in 0..20 {
-        set.fetch("a", RANGE, 0, soon()).0.unwrap();
+        set.fetch("a", 10, RANGE, 0, soon()).0.unwrap();
     }
     assert_eq!((first.asked(), second.asked()), (3, 20));
     assert!(set.health()[0].snapshot().failing);
@@ -202,12 +202,12 @@ fn a_failing_first_origin_is_passed_over_until_it_is_back() {
     let deadline = soon();
     while first.asked() == 3 {
         assert!(Instant::now() < deadline, "never probed");
-        set.fetch("a", RANGE, 0, soon()).0.unwrap();
+        set.fetch("a", 10, RANGE, 0, soon()).0.unwrap();
     }
     let before = second.asked();
     for _ in 0..5 {
         assert_eq!(
-            set.fetch("a", RANGE, 0, soon()).0.unwrap().origin,
+            set.fetch("a", 10, RANGE, 0, soon()).0.unwrap().origin,
             "failing"
         );
     }
@@ -222,9 +222,12 @@ fn a_second_fetch_begins_with_another_origin_also_while_one_fails() {
     let second = good();
     let set = set(&[&first, &second]);
     for _ in 0..3 {
-        assert_eq!(set.fetch("a", RANGE, 0, soon()).0.unwrap().origin, "good");
+        assert_eq!(
+            set.fetch("a", 10, RANGE, 0, soon()).0.unwrap().origin,
+            "good"
+        );
     }
-    let (fetched, _) = set.fetch("a", RANGE, 1, soon());
+    let (fetched, _) = set.fetch("a", 10, RANGE, 1, soon());
     assert_eq!(fetched.unwrap().origin, "failing");
 }
 
@@ -233,7 +236,7 @@ fn an_open_circuit_forbids_nothing_when_nobody_else_answers() {
     let first = failing(3);
     let second = Scripted::new("empty", |_, _, _| not_found());
     let set = set(&[&first, &second]);
-    let (fetched, spent) = set.fetch("a", RANGE, 0, soon());
+    let (fetched, spent) = set.fetch("a", 10, RANGE, 0, soon());
     assert_eq!(fetched.unwrap().origin, "failing");
     assert_eq!((spent.requests, spent.missing), (8, 4));
 }
@@ -250,7 +253,7 @@ fn a_hanging_origin_leaves_time_for_the_others_and_costs_it_once() {
     let start = Instant::now();
     let patience = Duration::from_millis(2200);
     for _ in 0..10 {
-        let (fetched, _) = set.fetch("a", RANGE, 0, Instant::now() + patience);
+        let (fetched, _) = set.fetch("a", 10, RANGE, 0, Instant::now() + patience);
         assert_eq!(fetched.unwrap().origin, "good");
     }
     // Once its half of the time; a probe may have fallen into the loop only if the machine is very slow.
@@ -271,12 +274,12 @@ fn a_request_that_hangs_warns_those_that_come_later() {
     let set = set(&[&hangs, &good()]);
     let far = Instant::now() + Duration::from_mins(1);
     std::thread::scope(|scope| {
-        let stuck = scope.spawn(|| set.fetch("a", RANGE, 0, far).0.unwrap().origin);
+        let stuck = scope.spawn(|| set.fetch("a", 10, RANGE, 0, far).0.unwrap().origin);
         while !set.health()[0].snapshot().failing {
             std::thread::sleep(Duration::from_millis(20));
         }
         assert_eq!(set.health()[0].snapshot().in_flight, 1);
-        assert_eq!(set.fetch("a", RANGE, 0, far).0.unwrap().origin, "good");
+        assert_eq!(set.fetch("a", 10, RANGE, 0, far).0.unwrap().origin, "good");
         *held.0.lock().unwrap() = false;
         held.1.notify_all();
         assert_eq!(stuck.join().unwrap(), "hangs");
@@ -295,12 +298,12 @@ fn what_a_busy_origin_asks_for_is_waited_for() {
     });
     let set = set(&[&origin]);
     std::thread::scope(|scope| {
-        let first = scope.spawn(|| set.fetch("a", RANGE, 0, soon()));
+        let first = scope.spawn(|| set.fetch("a", 10, RANGE, 0, soon()));
         while origin.asked() == 0 {
             std::thread::yield_now();
         }
         // Another reader keeps to it too.
-        set.fetch("a", RANGE, 0, soon()).0.unwrap();
+        set.fetch("a", 10, RANGE, 0, soon()).0.unwrap();
         first.join().unwrap().0.unwrap();
     });
     let asked = asked.lock().unwrap();
@@ -314,7 +317,7 @@ fn a_busy_origin_is_not_waited_for_past_the_deadline_nor_asked_before_its_time()
     let set = set(&[&origin]);
     let start = Instant::now();
     for _ in 0..3 {
-        let (fetched, _) = set.fetch("a", RANGE, 0, soon());
+        let (fetched, _) = set.fetch("a", 10, RANGE, 0, soon());
         let error = fetched.unwrap_err();
         assert_eq!(error.kind(), FailureKind::Busy);
         assert!(error.to_string().contains("busy"), "{error}");
@@ -328,7 +331,10 @@ fn a_busy_origin_does_not_keep_another_one_from_answering() {
     let first = Scripted::new("busy", |_, _, _| busy(Some(Duration::from_secs(40))));
     let set = set(&[&first, &good()]);
     for _ in 0..3 {
-        assert_eq!(set.fetch("a", RANGE, 0, soon()).0.unwrap().origin, "good");
+        assert_eq!(
+            set.fetch("a", 10, RANGE, 0, soon()).0.unwrap().origin,
+            "good"
+        );
     }
     assert_eq!(first.asked(), 1);
 }
@@ -338,11 +344,11 @@ fn refused_credentials_are_not_tried_again_by_themselves_and_work_once_they_are_
     let origin = Scripted::new("denied", |n, _, _| if n < 2 { denied() } else { right() });
     let set = set(&[&origin]);
     for asked in 1..=2 {
-        let (fetched, spent) = set.fetch("a", RANGE, 0, soon());
+        let (fetched, spent) = set.fetch("a", 10, RANGE, 0, soon());
         assert_eq!(kind(fetched), FailureKind::Denied);
         assert_eq!((spent.requests, origin.asked()), (1, asked));
     }
-    set.fetch("a", RANGE, 0, soon()).0.unwrap();
+    set.fetch("a", 10, RANGE, 0, soon()).0.unwrap();
 }
 
 #[test]
@@ -363,13 +369,13 @@ fn an_object_that_an_origin_does_not_show_yet_is_waited_for() {
         })
     };
     let origin = lagging(3, Duration::from_secs(20));
-    let (fetched, spent) = set(&[&origin]).fetch("a", RANGE, 0, soon());
+    let (fetched, spent) = set(&[&origin]).fetch("a", 10, RANGE, 0, soon());
     fetched.unwrap();
     assert_eq!(spent.missing, 3);
     // And no longer than the lag: then it is missing.
     let origin = lagging(usize::MAX, Duration::from_millis(300));
     let start = Instant::now();
-    let (fetched, _) = set(&[&origin]).fetch("a", RANGE, 0, soon());
+    let (fetched, _) = set(&[&origin]).fetch("a", 10, RANGE, 0, soon());
     assert_eq!(kind(fetched), FailureKind::NotFound);
     assert!(start.elapsed() >= Duration::from_millis(300));
     assert!(origin.asked() > 1);
@@ -403,7 +409,7 @@ fn answers_of_every_wrong_length_are_refused() {
             },
         );
         let set = set(&[&origin]);
-        let (fetched, spent) = set.fetch("a", RANGE, 0, soon());
+        let (fetched, spent) = set.fetch("a", 10, RANGE, 0, soon());
         assert_eq!(fetched.unwrap().bytes, b"234", "{len}");
         assert_eq!(spent.requests, 2);
         assert_eq!(set.health()[0].failures(FailureKind::WrongAnswer), 1);
@@ -416,7 +422,7 @@ fn decorated_sets_share_what_they_remember() {
     let readers = set(&[&first, &good()]);
     let names = readers.decorated(|origin| origin);
     for _ in 0..3 {
-        readers.fetch("a", RANGE, 0, soon()).0.unwrap();
+        readers.fetch("a", 10, RANGE, 0, soon()).0.unwrap();
     }
     names.first(|o| Ok(o.fetch_all("a", 10)?)).unwrap();
     assert_eq!(first.asked(), 3);
