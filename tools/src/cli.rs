@@ -73,6 +73,22 @@ Credentials: DSEC_REGISTRY_USERNAME and DSEC_REGISTRY_PASSWORD, or what `docker 
     /// Read and check all of a layer; exit status 1 and a list if anything is damaged.
     #[command(after_help = "Example:\n  dsec verify base/python:3.11 --origin dir:/srv/layers")]
     Verify(OnOrigin),
+    /// Copy layers and their tags to another origin: only what is missing there, all of it verified.
+    #[command(after_help = "Examples:
+  dsec push base/python:3.11 workspace/repo:a1b2 --origin dir:/srv/layers --to dir:/mnt/mirror
+  dsec push base/python:3.11 --origin http://host/layers --to dir:/srv/layers --json
+
+A layer named by its digest is copied without a tag; garbage collection removes it unless a tag, lease or dictionary needs it.")]
+    Push(crate::commands::copy::PushArgs),
+    /// Copy layers and their tags from another origin; `push` seen from the other side.
+    #[command(after_help = "Example:
+  dsec pull base/python:3.11 --from http://host/layers --origin dir:/srv/layers")]
+    Pull(crate::commands::copy::PullArgs),
+    /// Mend a damaged layer on an origin from another origin; other layers that share the damaged parts are mended too.
+    #[command(after_help = "Examples:
+  dsec repair base/python:3.11 --from dir:/mnt/mirror --origin dir:/srv/layers
+  dsec verify base/python:3.11 --origin dir:/srv/layers")]
+    Repair(crate::commands::repair::RepairArgs),
     /// Write a layer as a plain PAX tar.
     #[command(after_help = "Examples:
   dsec export base/python:3.11 --origin dir:/srv/layers --to out.tar
@@ -98,8 +114,10 @@ Credentials: DSEC_REGISTRY_USERNAME and DSEC_REGISTRY_PASSWORD, or what `docker 
         #[command(subcommand)]
         what: crate::commands::cache::CacheCommand,
     },
-    /// Check a cache folder that no layerd uses, and mend it; exit status 1 if anything was damaged.
+    /// Check an origin, or a cache folder that no layerd uses, and mend it; exit status 1 if anything is damaged.
     #[command(after_help = "Examples:
+  dsec fsck --origin dir:/srv/layers
+  dsec fsck --origin dir:/srv/layers --deep --repair --json
   dsec fsck --cache /var/cache/dsec
   dsec fsck --cache /var/cache/dsec --repair --json")]
     Fsck(crate::commands::fsck::FsckArgs),

@@ -3,14 +3,17 @@
 mod bench;
 mod build;
 pub(crate) mod cache;
+pub(crate) mod copy;
 mod export;
 pub(crate) mod fsck;
 mod fsck_cache;
+mod fsck_origin;
 pub(crate) mod gc;
 pub(crate) mod import;
 mod inspect;
 mod layers;
 pub(crate) mod lease;
+pub(crate) mod repair;
 pub(crate) mod tags;
 mod verify;
 
@@ -31,12 +34,15 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Layers { origin, json } => layers::run(&origin, json),
         Command::Inspect(on) => inspect::run(&on),
         Command::Verify(on) => verify::run(&on),
+        Command::Push(args) => copy::push(&args),
+        Command::Pull(args) => copy::pull(&args),
+        Command::Repair(args) => repair::run(&args),
+        Command::Fsck(args) => fsck::run(&args),
         Command::Export {
             on,
             to,
             skip_sockets,
         } => export::run(&on, &to, skip_sockets),
-        Command::Fsck(args) => fsck::run(&args),
         Command::Mount(args) => crate::mounts::mount(&args),
         Command::Umount(args) => crate::mounts::umount(&args),
         Command::Stats(args) => crate::mounts::stats(&args),

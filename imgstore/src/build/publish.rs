@@ -165,8 +165,30 @@ impl Publisher<'_> {
         Ok(())
     }
 
+    /// As [`Publisher::claim`], of single objects.
+    ///
+    /// # Errors
+    /// As for [`Publisher::claim`].
+    pub(crate) fn claim_objects(
+        &self,
+        objects: impl IntoIterator<Item = String>,
+    ) -> Result<(), BuildError> {
+        let mut wanted = self.hold.wanted();
+        let before = wanted.objects.len();
+        wanted.objects.extend(objects);
+        if wanted.objects.len() > before {
+            let relied_on = wanted.objects.clone();
+            self.hold
+                .claim(self.origin, &wanted, &relied_on, self.patience)?;
+        }
+        Ok(())
+    }
+
     /// Looks whether the layer is complete, under a lease that runs.
-    fn confirm(&self, layer: &Layer) -> Result<(), BuildError> {
+    ///
+    /// # Errors
+    /// [`BuildError::Vanished`] when it is not.
+    pub(crate) fn confirm(&self, layer: &Layer) -> Result<(), BuildError> {
         if !self.hold.is_fresh() {
             // This host slept, or the origin could not be written for long: a collector may have been here.
             self.claim(layer)?;
@@ -224,7 +246,10 @@ fn or_damaged<T>(read: Result<T, OriginError>) -> Result<Option<T>, OriginError>
 }
 
 /// Stores an object of exactly these bytes; gives how many of them were new.
-fn put(origin: &dyn Origin, object: &str, bytes: &[u8]) -> Result<u64, BuildError> {
+///
+/// # Errors
+/// When the origin fails.
+pub(crate) fn put(origin: &dyn Origin, object: &str, bytes: &[u8]) -> Result<u64, BuildError> {
     if origin.create(object, &mut &*bytes)? == Created::New {
         return Ok(to_u64(bytes.len()));
     }
@@ -259,7 +284,10 @@ fn put_frame(
 }
 
 /// Stores a pack from staging; gives how many bytes were new.
-fn put_pack(origin: &dyn Origin, staged: &StagedPack) -> Result<u64, BuildError> {
+///
+/// # Errors
+/// When the origin fails.
+pub(crate) fn put_pack(origin: &dyn Origin, staged: &StagedPack) -> Result<u64, BuildError> {
     let object = names::pack(&staged.pack.digest);
     let path: &Path = &staged.path;
     if origin.create_from_file(&object, path)? == Created::New {

@@ -67,6 +67,17 @@ pub struct StagedPack {
     pub pack: Pack,
 }
 
+impl StagedPack {
+    /// A written file as a pack: synced, and closed by who wrote it, for on 3FS a file's length is certain only then.
+    pub(crate) fn seal(file: NamedTempFile, pack: Pack) -> std::io::Result<Self> {
+        let (file, path) = file.into_parts();
+        file.sync_all()?;
+        drop(file);
+        let file = File::open(&path)?;
+        Ok(Self { path, file, pack })
+    }
+}
+
 /// Everything that was made.
 #[derive(Debug)]
 pub struct Staged {
@@ -174,7 +185,8 @@ fn make_batch(batch: &[Planned], makers: &mut [Maker<'_>]) -> Result<Vec<Made>, 
     results.into_iter().map(|(_, made)| made).collect()
 }
 
-struct PackWriter {
+/// Writes packs of whole frames into staging, one after the other.
+pub(crate) struct PackWriter {
     folder: PathBuf,
     /// The origin's chunks, which frames should not cross.
     chunk_bytes: Option<u64>,
@@ -203,6 +215,21 @@ impl OpenPack {
 }
 
 impl PackWriter {
+    /// A writer of packs in `folder`, for an origin with such chunks.
+    pub(crate) const fn new(folder: PathBuf, chunk_bytes: Option<u64>) -> Self {
+        Self {
+            folder,
+            chunk_bytes,
+            done: Vec::new(),
+            current: None,
+        }
+    }
+
+    /// The packs that are finished; what is appended later counts from 0 again.
+    pub(crate) fn take_done(&mut self) -> Vec<StagedPack> {
+        std::mem::take(&mut self.done)
+    }
+
     fn error(&self, source: std::io::Error) -> BuildError {
         BuildError::Staging {
             path: self.folder.display().to_string(),
@@ -210,7 +237,11 @@ impl PackWriter {
         }
     }
 
-    fn append(&mut self, frame: &[u8], plain_len: u64) -> Result<Stored, BuildError> {
+    /// Adds a frame; a pack that is large enough is finished.
+    ///
+    /// # Errors
+    /// [`BuildError::Staging`].
+    pub(crate) fn append(&mut self, frame: &[u8], plain_len: u64) -> Result<ByteRange, BuildError> {
         let mut open = match self.current.take() {
             Some(open) => open,
             None => {
@@ -242,14 +273,17 @@ impl PackWriter {
         open.write(frame, plain_len).map_err(|e| self.error(e))?;
         let full = open.len >= PACK_BYTES;
         self.current = Some(open);
-        let index = self.done.len();
         if full {
             self.finish()?;
         }
-        Ok(Stored::New(index, range))
+        Ok(range)
     }
 
-    fn finish(&mut self) -> Result<(), BuildError> {
+    /// Finishes the pack that is being written, if one is.
+    ///
+    /// # Errors
+    /// [`BuildError::Staging`].
+    pub(crate) fn finish(&mut self) -> Result<(), BuildError> {
         let Some(mut open) = self.current.take() else {
             return Ok(());
         };
@@ -260,12 +294,8 @@ impl PackWriter {
             digest: open.hasher.finalize().into(),
             size: open.len + to_u64(table.len()),
         };
-        // Synced and closed by who wrote it: on 3FS a file's length is certain only then.
-        let (file, path) = open.file.into_parts();
-        file.sync_all().map_err(|e| self.error(e))?;
-        drop(file);
-        let file = File::open(&path).map_err(|e| self.error(e))?;
-        self.done.push(StagedPack { path, file, pack });
+        let staged = StagedPack::seal(open.file, pack).map_err(|e| self.error(e))?;
+        self.done.push(staged);
         Ok(())
     }
 }
@@ -286,12 +316,7 @@ pub fn stage(
         path: folder.display().to_string(),
         source,
     })?;
-    let mut writer = PackWriter {
-        folder,
-        chunk_bytes: origin.chunk_bytes(),
-        done: Vec::new(),
-        current: None,
-    };
+    let mut writer = PackWriter::new(folder, origin.chunk_bytes());
     let maker = |_| Maker {
         tree,
         known,
@@ -315,7 +340,10 @@ pub fn stage(
             let stored = match (made.source, new.get(&digest)) {
                 (_, Some(stored)) => *stored,
                 (Source::Known(pack, range), None) => Stored::Known(pack, range),
-                (Source::Frame(frame), None) => writer.append(&frame, made.segment.len())?,
+                (Source::Frame(frame), None) => {
+                    let pack = writer.done.len();
+                    Stored::New(pack, writer.append(&frame, made.segment.len())?)
+                }
             };
             new.insert(digest, stored);
             done += made.segment.len();

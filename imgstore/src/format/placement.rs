@@ -12,7 +12,7 @@ use crate::origin::ByteRange;
 pub const PLACEMENT_BYTES_MAX: u64 = 16 << 20;
 
 /// A pack object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Pack {
     /// BLAKE3 of the whole object.
     pub digest: Digest,

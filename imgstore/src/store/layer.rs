@@ -26,7 +26,9 @@ pub enum LayerError {
         origin: String,
     },
     /// An object is damaged. `dsec verify` shows the extent; publish the layer again or use another origin.
-    #[error("object `{object}` on origin `{origin}` is damaged: {source}")]
+    #[error(
+        "object `{object}` on origin `{origin}` is damaged: {source}; `dsec repair REF --from ANOTHER_ORIGIN --origin {origin}` mends it, or publish the layer again"
+    )]
     Damaged {
         /// The object.
         object: String,
@@ -39,7 +41,7 @@ pub enum LayerError {
 }
 
 impl LayerError {
-    fn damaged(origin: &dyn Origin, object: &str) -> impl FnOnce(FormatError) -> Self {
+    pub(crate) fn damaged(origin: &dyn Origin, object: &str) -> impl FnOnce(FormatError) -> Self {
         let (object, origin) = (object.to_owned(), origin.address());
         move |source| Self::Damaged {
             object,

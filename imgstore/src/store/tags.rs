@@ -73,13 +73,26 @@ pub fn unix_now() -> u64 {
 /// # Errors
 /// When the origin fails.
 pub fn write(origin: &dyn Origin, tag: &TagName, record: &Tag) -> Result<(), LayerError> {
+    write_bytes(origin, tag, record.layer, &record.to_bytes())
+}
+
+/// As [`write`], of a tag object as another origin has it: it may have fields that this version does not know.
+///
+/// # Errors
+/// When the origin fails.
+pub(crate) fn write_bytes(
+    origin: &dyn Origin,
+    tag: &TagName,
+    layer: Digest,
+    bytes: &[u8],
+) -> Result<(), LayerError> {
     match layer::read_tag(origin, tag) {
-        Ok(old) if old.layer != record.layer => lease::write_untagged(origin, old.layer)?,
+        Ok(old) if old.layer != layer => lease::write_untagged(origin, old.layer)?,
         Ok(_) | Err(LayerError::NoLayer { .. } | LayerError::Damaged { .. }) => {}
         Err(LayerError::Origin(OriginError::WrongAnswer { .. })) => {}
         Err(e) => return Err(e),
     }
-    origin.replace(&names::tag(tag), &record.to_bytes())?;
+    origin.replace(&names::tag(tag), bytes)?;
     rebuild_index(origin)
 }
 

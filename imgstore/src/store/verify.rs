@@ -1,29 +1,51 @@
 //! Reading and checking all of a layer on its origin.
 //!
-//! Damage does not stop the check: everything that can still be read is read, and each damaged part is named once.
+//! Damage does not stop the check: everything that can still be read is read, and each damaged part is named once: the
+//! object, the part of it, what was expected and what was found. A missing pack is one damage and not one a segment.
+//! An origin that fails is an error and no damage.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::collections::{BTreeMap, HashMap};
 
-use super::layer::{self, Layer, LayerError};
+use super::layer::{self, LayerError};
 use super::reader::LayerReader;
+use super::runs::{self, Sought, or_damaged};
+use crate::format::manifest::Manifest;
 use crate::format::placement::Pack;
-use crate::format::{FormatError, chunk_table, erofs, frame, names};
-use crate::ids::{Digest, to_u64, to_usize};
-use crate::origin::{ByteRange, Origin};
-
-/// Most stored bytes fetched at once.
-const RANGE_BYTES_MAX: u64 = 4 << 20;
-/// Worker threads: enough to hide an origin's latency.
-const THREADS: usize = 4;
+use crate::format::{FormatError, chunk_table, erofs, names};
+use crate::ids::{Digest, LayerRef, to_u64};
+use crate::origin::{Origin, OriginError};
 
 /// One damaged or missing part.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Damage {
     /// The object on the origin.
     pub object: String,
-    /// Which part of it, and how it differs.
+    /// Which part of it, what was expected and what was found.
     pub what: String,
+}
+
+impl Damage {
+    /// Damage of `object` as loading it tells; `None` when the origin failed, which says nothing about the object.
+    pub(crate) fn of(object: String, error: &LayerError) -> Option<Self> {
+        let what = match error {
+            LayerError::NoLayer { .. } | LayerError::Origin(OriginError::NotFound { .. }) => {
+                "expected the object, found none".to_owned()
+            }
+            LayerError::Origin(OriginError::WrongAnswer {
+                expected, found, ..
+            }) => format!("expected {expected}, found {found}"),
+            LayerError::Damaged { source, .. } => source.to_string(),
+            LayerError::Origin(_) => return None,
+        };
+        Some(Self { object, what })
+    }
+
+    fn format(object: &str, error: impl std::fmt::Display) -> Self {
+        Self {
+            object: object.to_owned(),
+            what: error.to_string(),
+        }
+    }
 }
 
 /// What was checked.
@@ -37,175 +59,202 @@ pub struct VerifyReport {
     pub damage: Vec<Damage>,
 }
 
-/// Segments that lie one behind the other in a pack.
-#[derive(Debug)]
-struct Run {
-    first: usize,
-    count: usize,
-    pack: Pack,
-    range: ByteRange,
-}
-
-fn runs(layer: &Layer) -> Vec<Run> {
-    let mut out: Vec<Run> = Vec::new();
-    for index in 0..layer.manifest.segments.len() {
-        let Some((pack, range)) = layer.placement.find(index) else {
-            continue;
-        };
-        match out.last_mut() {
-            Some(run)
-                if run.pack.digest == pack.digest
-                    && run.first + run.count == index
-                    && run.range.start + run.range.len == range.start
-                    && run.range.len + range.len <= RANGE_BYTES_MAX =>
-            {
-                run.count += 1;
-                run.range.len += range.len;
-            }
-            _ => out.push(Run {
-                first: index,
-                count: 1,
-                pack: *pack,
-                range,
-            }),
-        }
-    }
-    out
-}
-
-struct Findings {
-    right: AtomicU64,
-    bytes: AtomicU64,
-    damage: Mutex<Vec<(usize, Damage)>>,
-}
-
-fn check_frame(layer: &Layer, index: usize, stored: &[u8]) -> Result<u64, String> {
-    let segment = layer
-        .manifest
-        .segments
-        .get(index)
-        .ok_or("no such segment")?;
-    let plain = frame::decode(stored, segment.len()).map_err(|e| e.to_string())?;
-    let found = Digest::of(&plain);
-    if found == segment.digest() {
-        Ok(segment.len())
-    } else {
-        Err(format!(
-            "digest of its plain bytes: expected {}, found {found}",
-            segment.digest()
-        ))
-    }
-}
-
-impl Findings {
-    fn take(&self, layer: &Layer, index: usize, checked: Result<u64, String>) {
-        let error = match checked {
-            Ok(len) => {
-                self.right.fetch_add(1, Ordering::Relaxed);
-                self.bytes.fetch_add(len, Ordering::Relaxed);
-                return;
-            }
-            Err(error) => error,
-        };
-        let (object, offset) = layer.placement.find(index).map_or_else(
-            || (names::placement(&layer.digest), 0),
-            |(pack, range)| (names::pack(&pack.digest), range.start),
-        );
-        let damage = Damage {
-            object,
-            what: format!("segment {index} at offset {offset}: {error}"),
-        };
-        self.damage
-            .lock()
-            .expect("no check panics while it holds the lock")
-            .push((index, damage));
-    }
-
-    fn check_run(&self, origin: &dyn Origin, layer: &Layer, run: &Run) {
-        let bytes = origin.fetch_of(&names::pack(&run.pack.digest), run.pack.size, run.range);
-        for index in run.first..run.first + run.count {
-            let Some((pack, range)) = layer.placement.find(index) else {
-                continue;
-            };
-            let checked = match &bytes {
-                Ok(bytes) => {
-                    let from = to_usize(range.start - run.range.start);
-                    let stored = bytes
-                        .get(from..from + to_usize(range.len))
-                        .unwrap_or_default();
-                    check_frame(layer, index, stored)
+impl VerifyReport {
+    /// Notes what was wrong with `object`; gives the value if nothing was.
+    fn note<T>(
+        &mut self,
+        object: String,
+        loaded: Result<T, LayerError>,
+    ) -> Result<Option<T>, LayerError> {
+        match loaded {
+            Ok(value) => Ok(Some(value)),
+            Err(error) => match Damage::of(object, &error) {
+                Some(damage) => {
+                    self.damage.push(damage);
+                    Ok(None)
                 }
-                // The range as a whole failed: find out which segments can be had.
-                Err(_) => origin
-                    .fetch_of(&names::pack(&pack.digest), pack.size, range)
-                    .map_err(|e| e.to_string())
-                    .and_then(|stored| check_frame(layer, index, &stored)),
-            };
-            self.take(layer, index, checked);
+                None => Err(error),
+            },
         }
     }
 }
 
-fn check_meta(origin: &dyn Origin, layer: &Layer) -> Result<(), (String, String)> {
-    let object = names::meta(&layer.manifest.meta.digest);
-    let here = |e: String| (object.clone(), e);
-    let meta = layer::read_meta(origin, &layer.manifest).map_err(|e| here(e.to_string()))?;
-    erofs::check::check(&meta, &layer.manifest).map_err(|e| here(e.to_string()))?;
-    let no_data = |_: usize| Err("not read here".to_owned());
-    let reader =
-        LayerReader::open(&meta, &layer.manifest, &no_data).map_err(|e| here(e.to_string()))?;
-    reader.tree().map_err(|e| here(e.to_string()))?;
-    let blob = layer.manifest.chunks;
+/// Metadata image and chunk table: bytes, and what they say.
+///
+/// # Errors
+/// When the origin fails.
+pub(crate) fn check_blobs(
+    origin: &dyn Origin,
+    manifest: &Manifest,
+    damage: &mut Vec<Damage>,
+) -> Result<(), LayerError> {
+    let mut report = VerifyReport::default();
+    let object = names::meta(&manifest.meta.digest);
+    let meta = report.note(object.clone(), layer::read_meta(origin, manifest))?;
+    if let Some(meta) = meta
+        && let Err(found) = check_meta(&meta, manifest)
+    {
+        report.damage.push(Damage::format(&object, found));
+    }
+    let blob = manifest.chunks;
     let object = names::chunks(&blob.digest);
-    let table = layer::read_frame(origin, &object, blob.digest, blob.size)
-        .map_err(|e| (object.clone(), e.to_string()))?;
-    chunk_table::parse(&table).map_err(|e: FormatError| (object.clone(), e.to_string()))?;
+    let read = layer::read_frame(origin, &object, blob.digest, blob.size);
+    if let Some(table) = report.note(object.clone(), read)?
+        && let Err(found) = chunk_table::parse(&table)
+    {
+        report.damage.push(Damage::format(&object, found));
+    }
+    damage.append(&mut report.damage);
     Ok(())
+}
+
+fn check_meta(meta: &[u8], manifest: &Manifest) -> Result<(), String> {
+    erofs::check::check(meta, manifest).map_err(|e: FormatError| e.to_string())?;
+    let no_data = |_: usize| Err("not read here".to_owned());
+    let reader = LayerReader::open(meta, manifest, &no_data).map_err(|e| e.to_string())?;
+    reader.tree().map(drop).map_err(|e| e.to_string())
+}
+
+/// What an origin has under a pack's name, by its size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PackState {
+    /// An object of the right size.
+    Sized,
+    /// An object of another size.
+    Other(u64),
+    /// Nothing.
+    Missing,
+}
+
+impl PackState {
+    /// Asks the origin.
+    ///
+    /// # Errors
+    /// When the origin fails.
+    pub(crate) fn of(origin: &dyn Origin, pack: &Pack) -> Result<Self, OriginError> {
+        let size = or_damaged(origin.size(&names::pack(&pack.digest)))?;
+        Ok(match size {
+            Ok(size) if size == pack.size => Self::Sized,
+            Ok(size) => Self::Other(size),
+            Err(_) => Self::Missing,
+        })
+    }
+
+    /// The damage, if it is one.
+    pub(crate) fn damage(self, pack: &Pack) -> Option<Damage> {
+        let found = match self {
+            Self::Sized => return None,
+            Self::Other(size) => format!("one of {size} bytes"),
+            Self::Missing => "none".to_owned(),
+        };
+        Some(Damage {
+            object: names::pack(&pack.digest),
+            what: format!("expected an object of {} bytes, found {found}", pack.size),
+        })
+    }
+}
+
+/// What is wrong with one segment.
+pub(crate) fn segment_damage(one: &Sought, what: &str) -> Damage {
+    Damage {
+        object: names::pack(&one.place.pack.digest),
+        what: format!(
+            "segment {} at offset {}: {what}",
+            one.index, one.place.range.start
+        ),
+    }
+}
+
+/// As [`verify`], of what `reference` names: a damaged tag, and a tag whose layer is not there, are damage.
+///
+/// # Errors
+/// When the origin fails, or has no such tag or layer.
+pub fn verify_ref(
+    origin: &dyn Origin,
+    reference: &LayerRef,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<VerifyReport, LayerError> {
+    let mut report = VerifyReport::default();
+    let name = match reference {
+        LayerRef::Layer(digest) => return verify(origin, digest, progress),
+        LayerRef::Tag(name) => name,
+    };
+    let tag = match layer::read_tag(origin, name) {
+        Err(e @ LayerError::NoLayer { .. }) => return Err(e),
+        read => report.note(names::tag(name), read)?,
+    };
+    let Some(tag) = tag else {
+        return Ok(report);
+    };
+    match verify(origin, &tag.layer, progress) {
+        Err(e @ LayerError::NoLayer { .. }) => {
+            report.note(names::manifest(&tag.layer), Err::<(), _>(e))?;
+            Ok(report)
+        }
+        other => other,
+    }
 }
 
 /// Reads and checks everything of `layer`. `progress` is called with plain bytes done and in all.
 ///
 /// # Errors
-/// Only when the layer is not there at all or its manifest or placement cannot be read; other damage is in the report.
+/// When the origin fails, or has nothing of the layer; damage is in the report.
 pub fn verify(
     origin: &dyn Origin,
     layer: &Digest,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<VerifyReport, LayerError> {
-    let layer = layer::open(origin, layer)?;
     let mut report = VerifyReport::default();
-    if let Err((object, what)) = check_meta(origin, &layer) {
-        report.damage.push(Damage { object, what });
+    let object = names::manifest(layer);
+    let manifest = match layer::read_manifest(origin, layer) {
+        Err(e @ LayerError::NoLayer { .. })
+            if or_damaged(origin.size(&names::placement(layer)))?.is_err() =>
+        {
+            return Err(e);
+        }
+        read => report.note(object, read)?,
+    };
+    let Some(manifest) = manifest else {
+        return Ok(report);
+    };
+    check_blobs(origin, &manifest, &mut report.damage)?;
+    let read = layer::read_placement(origin, layer, &manifest);
+    let Some(placement) = report.note(names::placement(layer), read)? else {
+        return Ok(report);
+    };
+    let total = manifest.segment_bytes();
+    let mut packs: HashMap<Pack, PackState> = HashMap::new();
+    let mut found: BTreeMap<usize, Damage> = BTreeMap::new();
+    let mut readable = Vec::new();
+    for one in runs::sought(&manifest, &placement) {
+        let pack = one.place.pack;
+        let state = match packs.get(&pack) {
+            Some(state) => *state,
+            None => {
+                let state = PackState::of(origin, &pack)?;
+                report.damage.extend(state.damage(&pack));
+                *packs.entry(pack).or_insert(state)
+            }
+        };
+        // A missing pack has been told; what a short one still has is read.
+        if state != PackState::Missing {
+            readable.push(one);
+        }
     }
-    let runs = runs(&layer);
-    let total = layer.manifest.segment_bytes();
-    let findings = Findings {
-        right: AtomicU64::new(0),
-        bytes: AtomicU64::new(0),
-        damage: Mutex::new(Vec::new()),
-    };
-    let next = AtomicUsize::new(0);
-    let work = || {
-        while let Some(run) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            findings.check_run(origin, &layer, run);
-            progress(findings.bytes.load(Ordering::Relaxed), total);
+    runs::read::<OriginError>(origin, readable, &mut |one, frame| {
+        match frame {
+            Ok(_) => {
+                report.segments_right += 1;
+                report.bytes_right += one.segment.len();
+            }
+            Err(what) => drop(found.insert(one.index, segment_damage(&one, &what))),
         }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..THREADS {
-            scope.spawn(work);
-        }
-        work();
-    });
-    report.segments_right = findings.right.into_inner();
-    report.bytes_right = findings.bytes.into_inner();
-    let mut damage = findings
-        .damage
-        .into_inner()
-        .expect("all threads have ended");
-    damage.sort_by_key(|(index, _)| *index);
-    report.damage.extend(damage.into_iter().map(|(_, d)| d));
-    let checked = report.segments_right + to_u64(report.damage.len());
-    debug_assert!(checked >= to_u64(layer.manifest.segments.len()));
+        progress(report.bytes_right, total);
+        Ok(())
+    })?;
+    report.damage.extend(found.into_values());
+    debug_assert!(
+        !report.damage.is_empty() || report.segments_right == to_u64(manifest.segments.len())
+    );
     Ok(report)
 }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use imgstore::store::{layer, verify};
+use imgstore::store::verify;
 
 use super::Failure;
 use crate::cli::OnOrigin;
@@ -11,10 +11,9 @@ use crate::{output, progress};
 /// Checks everything; status 1 when something is damaged.
 pub(crate) fn run(on: &OnOrigin) -> Result<ExitCode, Failure> {
     let origin = on.origin.open()?;
-    let digest = layer::resolve(origin.as_ref(), &on.layer)?;
     let bar = progress::bar();
     bar.set_message("verifying");
-    let report = verify::verify(origin.as_ref(), &digest, &|done, total| {
+    let report = verify::verify_ref(origin.as_ref(), &on.layer, &|done, total| {
         bar.set_length(total);
         bar.set_position(done);
     })?;
@@ -34,9 +33,10 @@ pub(crate) fn run(on: &OnOrigin) -> Result<ExitCode, Failure> {
             format!("{}: all right ({right})", on.layer)
         } else {
             format!(
-                "{}: {} parts damaged, the rest is right ({right}); publish the layer again from its source, or take it from another origin",
+                "{0}: {1} parts damaged on origin `{2}`, the rest is right ({right}); `dsec repair {0} --from ANOTHER_ORIGIN --origin {2}` mends it, or publish the layer again from its source",
                 on.layer,
-                report.damage.len()
+                report.damage.len(),
+                on.origin
             )
         });
     }

@@ -283,8 +283,8 @@ fn every_command_shows_examples() {
         .collect();
     commands.sort_unstable();
     let contract = [
-        "bench", "build", "export", "inspect", "layers", "mount", "mounts", "stats", "umount",
-        "verify",
+        "bench", "build", "cache", "export", "fsck", "gc", "inspect", "layers", "lease", "mount",
+        "mounts", "pull", "push", "repair", "rm", "stats", "tag", "umount", "untag", "verify",
     ];
     assert_eq!(commands, contract);
     for command in commands {

@@ -14,5 +14,6 @@ mod images;
 mod same_name;
 mod served;
 mod tidy;
+mod two_origins;
 mod unit;
 mod wrong_use;
