@@ -31,6 +31,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use fuse_driver::mount::{FuseError, FuseMount};
+use imgstore::store::cache::SegmentFiles;
 use rustix::fs::FlockOperation;
 
 use crate::kill::step;
@@ -160,8 +161,12 @@ pub(crate) fn run(config: &PlaneConfig) -> Result<(), PlaneError> {
         memory_bytes_max: config.memory_bytes_max,
         patience: config.patience,
     };
-    let loader = Loader::start(&config.cache, Arc::clone(&link), &settings)
-        .map_err(failed("start threads for", config.cache.clone()))?;
+    let loader = Loader::start(
+        SegmentFiles::new(&config.cache),
+        Arc::clone(&link),
+        &settings,
+    )
+    .map_err(failed("start threads for", config.cache.clone()))?;
     let socket = paths.plane_socket();
     match fs::remove_file(&socket) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => {

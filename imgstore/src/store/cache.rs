@@ -36,3 +36,5 @@ pub use writer::SegmentCache;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod trouble_tests;

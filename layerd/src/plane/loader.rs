@@ -9,7 +9,6 @@
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry as Slot;
 use std::io;
-use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -105,17 +104,17 @@ pub(crate) struct LoaderSettings {
 }
 
 impl Loader {
-    /// Starts the workers on the cache below `root`.
+    /// Starts the workers on a cache.
     ///
     /// # Errors
     /// When a thread cannot be started.
     pub(crate) fn start(
-        root: &Path,
+        files: SegmentFiles,
         link: Arc<Link>,
         settings: &LoaderSettings,
     ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
-            files: SegmentFiles::new(root),
+            files,
             link,
             patience: settings.patience,
             latency: Latency::new(settings.patience),
@@ -721,5 +720,7 @@ impl Shared {
     }
 }
 
+#[cfg(test)]
+mod failing_disk_tests;
 #[cfg(test)]
 mod tests;

@@ -9,6 +9,7 @@ mod daemon;
 mod nginx;
 mod world;
 
+mod cache;
 mod contract;
 mod images;
 mod same_name;

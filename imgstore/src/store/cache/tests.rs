@@ -1,7 +1,5 @@
 //! The cache on a real folder.
 
-mod trouble;
-
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,12 +10,16 @@ use super::lock::CacheLock;
 use super::*;
 use crate::ids::{Digest, to_u64};
 
-fn frame(n: u32, len: usize) -> (Digest, Vec<u8>) {
+pub(super) fn frame(n: u32, len: usize) -> (Digest, Vec<u8>) {
     let bytes: Vec<u8> = n.to_le_bytes().into_iter().cycle().take(len).collect();
     (Digest::of(&bytes), bytes)
 }
 
-fn open_on(root: &Path, settings: CacheSettings, disk: Arc<dyn CacheDisk>) -> SegmentCache {
+pub(super) fn open_on(
+    root: &Path,
+    settings: CacheSettings,
+    disk: Arc<dyn CacheDisk>,
+) -> SegmentCache {
     let lock = CacheLock::take(root, "test").unwrap();
     SegmentCache::open(root, lock, settings, disk).unwrap()
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::mpsc::{self, Receiver};
 
 use imgstore::build::{BuildOptions, build};
@@ -15,19 +16,23 @@ use crate::paths::{MANIFEST, META};
 use crate::protocol::read_message;
 
 /// Longest wait for anything that must happen.
-const SOON: Duration = Duration::from_secs(20);
+pub(super) const SOON: Duration = Duration::from_secs(20);
 
 /// A layer with several segments in a data plane without a kernel, and the control process's end of the connection.
-struct World {
-    loader: Loader,
-    layer: Arc<LayerState>,
+pub(super) struct World {
+    pub(super) loader: Loader,
+    pub(super) layer: Arc<LayerState>,
     control: UnixStream,
-    origin: DirOrigin,
+    pub(super) origin: DirOrigin,
     _dir: tempfile::TempDir,
 }
 
 impl World {
     fn new(patience: Duration) -> Self {
+        Self::on(patience, SegmentFiles::new(Path::new("/nowhere")))
+    }
+
+    pub(super) fn on(patience: Duration, files: SegmentFiles) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         fs::create_dir(path("tree")).unwrap();
@@ -55,7 +60,7 @@ impl World {
             patience,
         };
         Self {
-            loader: Loader::start(&path("cache"), link, &settings).unwrap(),
+            loader: Loader::start(files, link, &settings).unwrap(),
             layer: Arc::new(LayerState::open(dir.path(), digest).unwrap()),
             control,
             origin,
@@ -63,7 +68,7 @@ impl World {
         }
     }
 
-    fn read(&self, index: usize) -> Receiver<Result<usize, String>> {
+    pub(super) fn read(&self, index: usize) -> Receiver<Result<usize, String>> {
         let (send, receive) = mpsc::channel();
         let done: OnSegment = Box::new(move |segment| {
             let result = segment.map(|plain| plain.len()).map_err(str::to_owned);
@@ -73,11 +78,11 @@ impl World {
         receive
     }
 
-    fn wish(&mut self) -> ToControl {
+    pub(super) fn wish(&mut self) -> ToControl {
         read_message(&mut self.control).unwrap().unwrap().0
     }
 
-    fn digest(&self, index: usize) -> Digest {
+    pub(super) fn digest(&self, index: usize) -> Digest {
         self.layer.segments.get(index).unwrap().digest()
     }
 }

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::super::disk::{CacheDisk, RealDisk, Space, Stat};
-use super::super::health::{DiskState, ERRORS_MAX};
-use super::super::*;
-use super::{frame, open_on};
+use super::disk::{CacheDisk, RealDisk, Space, Stat};
+use super::health::{DiskState, ERRORS_MAX};
+use super::tests::{frame, open_on};
+use super::*;
 
 /// A real folder whose disk says how full it is, and fails, on demand.
 #[derive(Debug, Default)]
