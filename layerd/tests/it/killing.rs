@@ -120,7 +120,22 @@ fn under_readers(file: &File, data: &[u8], reads: (u64, u64), kill: impl FnOnce(
     tally
 }
 
-/// Mutation: `Loader::fail` that answers with a buffer of zeros: red.
+/// The count itself: it tells zeros and other wrong bytes from right ones.
+#[test]
+fn the_count_tells_zeros_and_wrong_bytes_from_right_ones() {
+    let world = World::new();
+    let data = crate::fixture::noise(3 * BLOCK);
+    let mut other = data.clone();
+    other[BLOCK..2 * BLOCK].fill(0);
+    other[2 * BLOCK] ^= 1;
+    fs::write(world.path("other"), other).unwrap();
+    let file = File::open(world.path("other")).unwrap();
+    let tally = under_readers(&file, &data, (100, 1), || {});
+    assert!(load(&tally.right) > 0 && load(&tally.zeros) > 0 && load(&tally.wrong) > 0);
+    assert_eq!(load(&tally.errors), 0);
+}
+
+/// That zeros would be seen is the test above; a reader that hangs is one of `until`.
 #[test]
 fn s2_s3_a_killed_data_plane_gives_right_bytes_or_errors_and_no_zeros() {
     let world = World::new();
@@ -149,7 +164,7 @@ fn s2_s3_a_killed_data_plane_gives_right_bytes_or_errors_and_no_zeros() {
     assert!(errors > 100, "{errors}");
 }
 
-/// Mutation: a data plane that ends with the control process's connection: red.
+/// Mutation: a data plane that ends when its connection to the control process does: red (errors).
 #[test]
 fn s3_s50_a_killed_control_process_costs_no_reader_a_byte() {
     let world = World::new();

@@ -160,6 +160,14 @@ fn list(folder: &Path) -> Result<Vec<(String, PathBuf, fs::FileType)>, CheckErro
     Ok(found)
 }
 
+/// Removes a file; a data plane that outlived its control process may have done so already.
+fn remove(path: &Path) -> Result<(), CheckError> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed.map_err(failed("remove", path)),
+    }
+}
+
 /// Reads a file of at most `len_max` bytes.
 fn read(path: &Path, len_max: u64) -> Result<Vec<u8>, String> {
     let len = fs::metadata(path).map_err(|e| e.to_string())?.len();
@@ -214,7 +222,7 @@ impl Checker<'_> {
 
     fn damaged(&self, path: PathBuf, what: String) -> Result<(), CheckError> {
         if self.repair {
-            fs::remove_file(&path).map_err(failed("remove", &path))?;
+            remove(&path)?;
         }
         let mended = self.repair;
         self.note(|report| report.damage.push(CacheDamage { path, what, mended }));
@@ -315,7 +323,7 @@ impl Checker<'_> {
                 continue;
             }
             if self.repair {
-                fs::remove_file(&path).map_err(failed("remove", &path))?;
+                remove(&path)?;
             }
             self.note(|report| report.leftovers += 1);
         }

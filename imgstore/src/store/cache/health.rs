@@ -12,6 +12,9 @@ pub const FAILING_PAUSE: Duration = Duration::from_secs(30);
 /// A full disk is left alone for this long: nothing is evicted for others in vain more often than this.
 pub const FULL_PAUSE: Duration = Duration::from_secs(2);
 
+/// An alarm is raised at most this often.
+pub const ALARM_EVERY: Duration = Duration::from_secs(60);
+
 /// Why a disk is left alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -30,6 +33,7 @@ pub(super) struct Health {
     errors: u32,
     state: DiskState,
     until: Option<Instant>,
+    alarmed: Option<Instant>,
 }
 
 impl Default for Health {
@@ -38,6 +42,7 @@ impl Default for Health {
             errors: 0,
             state: DiskState::Fine,
             until: None,
+            alarmed: None,
         }
     }
 }
@@ -69,8 +74,22 @@ impl Health {
     /// It did what it was asked; whether it was left alone until now.
     pub(super) fn worked(&mut self) -> bool {
         let was = self.state != DiskState::Fine;
-        *self = Self::default();
+        *self = Self {
+            alarmed: self.alarmed,
+            ..Self::default()
+        };
         was
+    }
+
+    /// Whether an alarm is due; then it counts as raised.
+    pub(super) fn alarm(&mut self, now: Instant) -> bool {
+        let due = self
+            .alarmed
+            .is_none_or(|at| now.saturating_duration_since(at) >= ALARM_EVERY);
+        if due {
+            self.alarmed = Some(now);
+        }
+        due
     }
 
     /// It is full; whether that is new.
@@ -130,8 +149,9 @@ mod tests {
     fn a_full_disk_is_left_alone_for_a_moment() {
         let mut health = Health::default();
         let now = Instant::now();
-        assert!(health.full(now));
-        assert!(!health.full(now));
+        assert!(health.full(now) && health.alarm(now));
+        assert!(!health.full(now) && !health.alarm(now));
+        assert!(!health.alarm(now + ALARM_EVERY / 2) && health.alarm(now + ALARM_EVERY));
         assert!(!health.may_ask(now));
         assert!(health.may_ask(now + FULL_PAUSE));
     }

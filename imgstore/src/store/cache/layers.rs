@@ -146,7 +146,8 @@ impl SegmentCache {
     pub(super) fn unlink_layer(&self, layer: &Digest) -> io::Result<bool> {
         let folder = self.root.join(names::LAYERS).join(layer.to_hex());
         let mut any = false;
-        for name in names::LAYER_FILES {
+        // The manifest last: without it the others cannot be checked.
+        for name in names::LAYER_FILES.iter().rev() {
             any |= self.unlink(&folder.join(name))?;
         }
         match self.disk.remove_folder(&folder) {

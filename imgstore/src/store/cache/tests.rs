@@ -153,11 +153,11 @@ fn s61_within_the_limit_under_three_times_as_much_from_many_threads() {
     let cache = open(root.path(), LIMIT);
     let start = Barrier::new(5);
     let peak = AtomicU64::new(0);
-    let done = AtomicU64::new(0);
     std::thread::scope(|scope| {
+        let mut writers = Vec::new();
         for thread in 0..4_u32 {
-            let (cache, start, done) = (&cache, &start, &done);
-            scope.spawn(move || {
+            let (cache, start) = (&cache, &start);
+            writers.push(scope.spawn(move || {
                 start.wait();
                 for n in 0..100 {
                     // Some frames come from two threads at once.
@@ -169,11 +169,10 @@ fn s61_within_the_limit_under_three_times_as_much_from_many_threads() {
                         assert!(read == bytes);
                     }
                 }
-                done.fetch_add(1, Ordering::Relaxed);
-            });
+            }));
         }
         start.wait();
-        while done.load(Ordering::Relaxed) < 4 {
+        while !writers.iter().all(|writer| writer.is_finished()) {
             // Files may go while we look at them.
             peak.fetch_max(walk(root.path()), Ordering::Relaxed);
         }

@@ -398,8 +398,13 @@ impl SegmentCache {
             return;
         }
         self.make_room();
-        if self.missing() > 0 && self.deeds.scanned.load(Ordering::Relaxed) {
+        let missing = self.missing();
+        if missing > 0 && self.deeds.scanned.load(Ordering::Relaxed) {
             self.note_full();
+            if lock(&self.health).alarm(Instant::now()) {
+                tracing::warn!(path = %self.root.display(), missing,
+                    "others have filled the disk of the cache: the space that is left to them cannot be met, nothing more may be evicted");
+            }
         }
     }
 
