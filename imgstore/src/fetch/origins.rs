@@ -193,10 +193,22 @@ impl OriginSet {
         &self,
         load: impl FnMut(&dyn Origin) -> Result<T, LayerError>,
     ) -> Result<T, LayerError> {
+        self.first_from(0, load)
+    }
+
+    /// As [`OriginSet::first`], beginning with another origin, as in [`OriginSet::fetch`]: for what may be wrong and has no digest.
+    ///
+    /// # Errors
+    /// As for [`OriginSet::first`].
+    pub fn first_from<T>(
+        &self,
+        first: usize,
+        load: impl FnMut(&dyn Origin) -> Result<T, LayerError>,
+    ) -> Result<T, LayerError> {
         let start = Instant::now();
         let ask = Ask {
             object: "",
-            first: 0,
+            first,
             start,
             deadline: start + DESCRIPTION_PATIENCE,
             rounds_max: DESCRIPTION_ROUNDS_MAX,
@@ -326,6 +338,11 @@ impl OriginSet {
         let len = order.len().max(1);
         order.rotate_left(ask.first % len);
         order
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.members.len()
     }
 
     /// Their addresses, in order.

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use zstd::bulk::Decompressor;
 
 use super::FormatError;
-use crate::ids::{to_u64, to_usize};
+use crate::ids::{Digest, to_u64, to_usize};
 
 /// The zstd frame magic number (RFC 8878 §3.1.1).
 const ZSTD_MAGIC: u32 = 0xFD2F_B528;
@@ -107,6 +107,34 @@ pub fn decode_into(frame: &[u8], plain: &mut [u8]) -> Result<(), FormatError> {
         ));
     }
     Ok(())
+}
+
+/// Decompresses a segment's frame and compares the plain bytes with the segment's digest: the one check between what is stored
+/// anywhere and what a reader gets.
+///
+/// # Errors
+/// [`FormatError`] when the frame is damaged or holds other bytes; nothing of `plain` may then be used.
+pub fn verified_into(frame: &[u8], digest: &Digest, plain: &mut [u8]) -> Result<(), FormatError> {
+    decode_into(frame, plain)?;
+    let found = Digest::of(plain);
+    if found == *digest {
+        return Ok(());
+    }
+    Err(FormatError::new(
+        "digest of the plain bytes",
+        digest.to_hex(),
+        found,
+    ))
+}
+
+/// As [`verified_into`], into new memory of `plain_len` bytes.
+///
+/// # Errors
+/// As for [`verified_into`].
+pub fn verified(frame: &[u8], digest: &Digest, plain_len: u64) -> Result<Vec<u8>, FormatError> {
+    let mut plain = vec![0; to_usize(plain_len)];
+    verified_into(frame, digest, &mut plain)?;
+    Ok(plain)
 }
 
 /// Decompresses a frame of unknown length into the start of `plain`; how many bytes it held.

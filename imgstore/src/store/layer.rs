@@ -236,13 +236,7 @@ pub(crate) fn read_frame(
     let stored = named(origin, || {
         origin.fetch_all(object, frame::frame_len_max(size))
     })?;
-    let plain = frame::decode(&stored, size).map_err(LayerError::damaged(origin, object))?;
-    let found = Digest::of(&plain);
-    if found != digest {
-        let wrong = FormatError::new("digest of the plain bytes", digest.to_hex(), found);
-        return Err(LayerError::damaged(origin, object)(wrong));
-    }
-    Ok(plain)
+    frame::verified(&stored, &digest, size).map_err(LayerError::damaged(origin, object))
 }
 
 /// One segment's plain bytes, fetched and verified.
@@ -274,17 +268,7 @@ pub fn read_segment(
         what: format!("segment {index} at offset {}: {}", range.start, e.what),
         ..e
     };
-    let plain = frame::decode(&stored, segment.len())
+    frame::verified(&stored, &segment.digest(), segment.len())
         .map_err(at)
-        .map_err(LayerError::damaged(origin, &object))?;
-    let found = Digest::of(&plain);
-    if found != segment.digest() {
-        let wrong = at(FormatError::new(
-            "digest of the plain bytes",
-            segment.digest().to_hex(),
-            found,
-        ));
-        return Err(LayerError::damaged(origin, &object)(wrong));
-    }
-    Ok(plain)
+        .map_err(LayerError::damaged(origin, &object))
 }

@@ -18,6 +18,7 @@ mod cache_disk;
 mod collected;
 mod copy;
 mod crash;
+mod corruption;
 mod damage;
 mod disk_folder;
 mod fidelity;

@@ -226,7 +226,8 @@ impl LayerStore {
             .write_layer_file(&layer.digest, META, size, write)
     }
 
-    /// Reads the placement from the origins again: packs may have moved.
+    /// Reads the placement from the origins again: packs may have moved. One that has not changed may be damaged, for it has no
+    /// digest; then another origin's is taken, if there is one.
     ///
     /// # Errors
     /// When no origin has it.
@@ -234,7 +235,10 @@ impl LayerStore {
         let read = |origin: &dyn imgstore::origin::Origin| {
             layer::read_placement(origin, &layer.digest, &layer.manifest)
         };
-        let placement = self.origins.first(read)?;
+        let mut placement = self.origins.first(read)?;
+        if placement == layer.placement && self.origins.count() > 1 {
+            placement = self.origins.first_from(1, read)?;
+        }
         self.keep_placement(&layer.digest, &placement)?;
         let layer = Arc::new(Layer {
             digest: layer.digest,

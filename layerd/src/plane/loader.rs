@@ -546,20 +546,12 @@ impl Shared {
         let Some(mut plain) = self.buffer(&digest) else {
             return;
         };
-        let decoded = frame::decode_into(stored, &mut plain).map_err(|e| e.to_string());
-        let verified = decoded.and_then(|()| {
-            let found = Digest::of(&plain);
-            if found == digest {
-                Ok(())
-            } else {
-                Err(format!("digest of the plain bytes: found {found}"))
-            }
-        });
+        let verified = frame::verified_into(stored, &digest, &mut plain);
         tracing::trace!(?digest, "decoded");
         step("decoded");
         match verified {
             Ok(()) => self.finish(digest, &Arc::new(plain), &source),
-            Err(found) => self.damaged(digest, &found, source),
+            Err(error) => self.damaged(digest, &error.to_string(), source),
         }
     }
 

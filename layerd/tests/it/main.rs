@@ -14,6 +14,7 @@
 #[path = "../../../imgstore/tests/it/bad_web.rs"]
 mod bad_web;
 mod daemon;
+mod faults;
 mod fixture;
 mod web;
 
