@@ -8,6 +8,7 @@ mod cache;
 mod feed;
 mod late_origin;
 mod layers;
+mod leases;
 mod link;
 mod metrics;
 mod mounts;
@@ -46,6 +47,7 @@ use crate::paths::Paths;
 use feed::Feed;
 use late_origin::LateOrigin;
 use layers::LayerStore;
+use leases::Leases;
 use metrics::ControlMetrics;
 use mounts::MountService;
 use pages::PageDropper;
@@ -81,6 +83,8 @@ pub(crate) struct ControlConfig {
     pub(crate) self_test: Option<Addressing>,
     /// The supervisor's socket (`NOTIFY_SOCKET`).
     pub(crate) notify: Option<OsString>,
+    /// How long a lease on mounted layers runs without being renewed.
+    pub(crate) lease_ttl: Duration,
 }
 
 /// Why layerd does not run.
@@ -173,6 +177,8 @@ fn build(
     let open = |url: &OriginUrl| open_origin(url, &paths);
     let opened: Result<Vec<_>, _> = config.origins.iter().map(open).collect();
     let opened = opened?;
+    let leases = Leases::start(&opened, &paths.lease_id(), config.lease_ttl)
+        .map_err(failed("start threads for", paths.root()))?;
     let origins = OriginSet::new(opened.clone());
     let counted = origins.decorated(|origin| {
         Arc::new(CountingOrigin::new(origin, Arc::clone(&names))) as Arc<dyn Origin>
@@ -192,7 +198,7 @@ fn build(
         directio: config.directio,
     };
     let service = Service {
-        mounts: MountService::new(paths, layers, feed, config.directio),
+        mounts: MountService::new(paths, layers, feed, leases, config.directio),
         cache,
         starter,
         names,

@@ -65,6 +65,9 @@ struct ControlArgs {
     /// Serve `/metrics` at this address too, to whoever can connect (`127.0.0.1:9150`). They are always at the socket.
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
+    /// How long a lease on mounted layers runs on an origin that this host can write to; it is renewed long before.
+    #[arg(long, value_name = "DURATION", default_value = "60m", value_parser = parse_duration)]
+    lease: Duration,
     /// Have the kernel read through the page cache of the FUSE files, for comparisons.
     #[arg(long, hide = true)]
     buffered: bool,
@@ -153,6 +156,7 @@ fn main() -> ExitCode {
         metrics: args.metrics,
         self_test: (!args.no_self_test).then_some(args.self_test),
         notify: std::env::var_os("NOTIFY_SOCKET"),
+        lease_ttl: args.lease,
     };
     report(control::run(&config).err().map(|e| e.to_string()))
 }

@@ -8,6 +8,7 @@
 //! CACHE/run/fuse/                 the FUSE mount, one file a layer
 //! CACHE/run/layers/<digest>/      one EROFS mount a layer
 //! CACHE/run/mounts/<id>.json      one record a composition
+//! CACHE/run/lease                 the name of the leases on origins
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -64,6 +65,11 @@ impl Paths {
     /// Folder of the compositions' records.
     pub(crate) fn records(&self) -> PathBuf {
         self.run().join("mounts")
+    }
+
+    /// The file with the name of the leases on origins.
+    pub(crate) fn lease_id(&self) -> PathBuf {
+        self.run().join("lease")
     }
 
     /// Folders that only root may enter. In them are files of whole systems, setuid programs among them, and what is

@@ -19,6 +19,7 @@ use layerd_client::api::{ApiError, ErrorKind, Mount, MountRequest, MountState};
 
 use super::feed::Feed;
 use super::layers::{LayerStore, LayersError};
+use super::leases::Leases;
 use super::link::{LinkError, PlaneLink};
 use super::record::{RecordError, Records};
 use super::table::Table;
@@ -129,6 +130,7 @@ pub(crate) struct MountService {
     pub(crate) paths: Paths,
     pub(crate) layers: Arc<LayerStore>,
     pub(crate) feed: Feed,
+    pub(crate) leases: Leases,
     records: Records,
     /// Whether EROFS reads the FUSE file past that file's page cache: one copy in memory, and eight times as many requests
     /// for small files. Without it the data plane keeps the second copy short (`plane/pages`).
@@ -137,8 +139,15 @@ pub(crate) struct MountService {
 }
 
 impl MountService {
-    pub(crate) fn new(paths: Paths, layers: Arc<LayerStore>, feed: Feed, directio: bool) -> Self {
+    pub(crate) fn new(
+        paths: Paths,
+        layers: Arc<LayerStore>,
+        feed: Feed,
+        leases: Leases,
+        directio: bool,
+    ) -> Self {
         Self {
+            leases,
             records: Records::new(paths.records()),
             paths,
             layers,
@@ -202,6 +211,7 @@ impl MountService {
         }
         let described = self.describe(&request.refs)?;
         let (mut layers, mut holds): (Vec<_>, Vec<_>) = described.into_iter().unzip();
+        let _expected = self.leases.expect(&layers);
         let mut fetched_again = HashSet::new();
         loop {
             match self.mount_described(request, &mountpoint, &layers, &mut holds) {
@@ -264,6 +274,7 @@ impl MountService {
             return Err(error);
         }
         guarded.table.insert(mount.clone());
+        self.leases.show(guarded.table.layers());
         let held = layers.iter().map(|layer| layer.digest).zip(holds.drain(..));
         guarded.held.extend(held);
         Ok(mount)
@@ -278,6 +289,7 @@ impl MountService {
             mount::detach(mountpoint)?;
         }
         guarded.table.remove(mountpoint);
+        self.leases.show(guarded.table.layers());
         self.clear_upper(&old.id);
         Ok(self.records.remove(&old.id)?)
     }
@@ -459,6 +471,7 @@ impl MountService {
 
     fn forget(&self, guarded: &mut Guarded, mount: &Mount) {
         let freed = guarded.table.remove(&mount.mountpoint);
+        self.leases.show(guarded.table.layers());
         self.free_unused(guarded, freed);
         // The record goes last: whoever finds it does the rest.
         self.clear_upper(&mount.id);
@@ -509,6 +522,7 @@ impl MountService {
             }
             guarded.table.insert(mount);
         }
+        self.leases.show(guarded.table.layers());
         match served {
             Some(served) => self.free_unused(guarded, served.iter().copied()),
             None => self.clear_layer_mounts(&info),

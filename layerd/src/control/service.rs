@@ -72,6 +72,7 @@ impl Service {
     pub(crate) fn umount(&self, mountpoint: &Path) -> Result<Mount, ApiError> {
         let mount = self.mounts.umount(mountpoint)?;
         ControlMetrics::count(&self.metrics.unmounted);
+        self.mounts.leases.settle();
         tracing::info!(id = mount.id, mountpoint = %mount.mountpoint.display(), "unmounted");
         Ok(mount)
     }
@@ -289,6 +290,8 @@ impl Service {
     /// Unmounts everything and ends the data plane.
     pub(crate) fn shut_down(&self) {
         self.mounts.close();
+        self.mounts.leases.settle();
+        self.mounts.leases.leave();
         self.ending.store(true, Ordering::Release);
         if let Some(plane) = self.mounts.feed.plane() {
             stop(&plane, &self.mounts.paths);
@@ -305,6 +308,7 @@ impl Service {
             );
         }
         self.mounts.freeze();
+        self.mounts.leases.leave();
         self.ending.store(true, Ordering::Release);
     }
 }

@@ -28,6 +28,11 @@ impl Table {
         self.mounts.values().cloned().collect()
     }
 
+    /// The layers of all of them, dead ones included, some more than once.
+    pub(crate) fn layers(&self) -> impl Iterator<Item = Digest> {
+        self.mounts.values().flat_map(layers)
+    }
+
     /// Whether a living composition uses `layer`.
     pub(crate) fn uses(&self, layer: &Digest) -> bool {
         self.uses.contains_key(layer)

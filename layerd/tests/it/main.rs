@@ -25,6 +25,7 @@ mod damage;
 mod deaths;
 mod killing;
 mod kills;
+mod leases;
 mod lifecycle;
 mod metrics;
 mod outage;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Subcommand;
-use imgstore::format::lease::Purpose;
+use imgstore::format::lease::{LEASE_SECONDS_MAX, Purpose};
 use imgstore::ids::LayerRef;
 use imgstore::origin::url::OriginUrl;
 use imgstore::store::lease::hold::PATIENCE;
@@ -25,7 +25,7 @@ pub(crate) enum LeaseCommand {
         #[arg(value_name = "REF", required = true)]
         layers: Vec<LayerRef>,
         /// How long.
-        #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration::parse)]
+        #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = parse_ttl)]
         ttl: Duration,
         /// Where layers are.
         #[arg(long, value_name = "ORIGIN")]
@@ -42,7 +42,7 @@ pub(crate) enum LeaseCommand {
         /// The lease's name.
         name: String,
         /// How long [default: as long as before].
-        #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+        #[arg(long, value_name = "DURATION", value_parser = parse_ttl)]
         ttl: Option<Duration>,
         /// Where layers are.
         #[arg(long, value_name = "ORIGIN")]
@@ -69,6 +69,19 @@ pub(crate) enum LeaseCommand {
         #[arg(long)]
         json: bool,
     },
+}
+
+/// How long a lease may run.
+fn parse_ttl(text: &str) -> Result<Duration, String> {
+    let ttl = duration::parse(text)?;
+    let max = Duration::from_secs(LEASE_SECONDS_MAX);
+    if ttl.is_zero() || ttl > max {
+        let max = duration::text(max);
+        return Err(format!(
+            "a lease runs for 1s to {max}, not `{text}`; it can be renewed"
+        ));
+    }
+    Ok(ttl)
 }
 
 /// A lease as it is listed.

@@ -10,7 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use super::clock::{boot_time, origin_now};
-use crate::format::lease::{Lease, Purpose};
+use crate::format::lease::{LEASE_SECONDS_MAX, Lease, Purpose};
 use crate::format::manifest::FORMAT;
 use crate::ids::Digest;
 use crate::origin::{Origin, OriginError};
@@ -130,7 +130,7 @@ impl Hold {
             objects: wanted.objects.iter().cloned().collect(),
             process,
             purpose: self.purpose,
-            seconds: self.ttl.as_secs(),
+            seconds: self.ttl.as_secs().clamp(1, LEASE_SECONDS_MAX),
         }
     }
 
@@ -246,14 +246,29 @@ impl Hold {
         }
     }
 
-    /// Removes the lease. A failure is only reported: it runs out by itself.
-    pub fn release(&self, origin: &dyn Origin) {
+    /// Removes the lease, if it was written or `anyway`. It can be claimed again.
+    ///
+    /// # Errors
+    /// When the origin fails. One that cannot hold leases has none to remove.
+    pub fn withdraw(&self, origin: &dyn Origin, anyway: bool) -> Result<(), OriginError> {
         let mut state = self.lock();
-        state.released = true;
+        if state.written.is_none() && !anyway {
+            return Ok(());
+        }
+        state.wanted = Wanted::default();
+        match origin.remove(&self.name) {
+            Err(OriginError::Unsupported { .. }) => {}
+            removed => removed?,
+        }
+        state.written = None;
+        Ok(())
+    }
+
+    /// Removes the lease and ends the renewing. A failure is only reported: it runs out by itself.
+    pub fn release(&self, origin: &dyn Origin) {
+        self.lock().released = true;
         self.ended.notify_all();
-        if state.written.take().is_some()
-            && let Err(error) = origin.remove(&self.name)
-        {
+        if let Err(error) = self.withdraw(origin, false) {
             tracing::warn!(lease = self.name, %error, "lease stays until it runs out");
         }
     }

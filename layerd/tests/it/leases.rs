@@ -1,0 +1,240 @@
+//! What is mounted is not collected: leases on the origin, their life, and what happens where they cannot be written.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+use imgstore::build::{BuildOptions, build};
+use imgstore::ids::{Digest, LayerRef, TagName};
+use imgstore::origin::Origin;
+use imgstore::origin::dir::DirOrigin;
+use imgstore::source::{self, SourceOptions, SourceSpec};
+use imgstore::store::gc::{GcOptions, GcReport, collect};
+use imgstore::store::{lease, tags};
+use rustix::process::Signal;
+
+use crate::daemon::{Daemon, detach, read_whole, until};
+use crate::fixture::{World, noise};
+
+fn origin(world: &World) -> DirOrigin {
+    DirOrigin::open(&world.origin()).unwrap()
+}
+
+/// Collects without a grace period: only leases and tags protect.
+fn gc(world: &World) -> GcReport {
+    let options = GcOptions {
+        grace: Duration::ZERO,
+        ..GcOptions::default()
+    };
+    let report = collect(&origin(world), &options).unwrap();
+    assert!(report.complete);
+    report
+}
+
+/// Packs that are removed.
+fn packs(report: &GcReport) -> usize {
+    let is_pack = |d: &&imgstore::store::gc::mark::Doomed| d.object.starts_with("packs/");
+    report.removed.iter().filter(is_pack).count()
+}
+
+/// The layers of the mount leases, by the leases' names.
+fn leased(world: &World) -> Vec<(String, SystemTime, BTreeSet<Digest>)> {
+    let found = lease::read_all(&origin(world)).unwrap();
+    let mounts = found
+        .into_iter()
+        .filter(|f| f.info.name.starts_with("leases/mount-"));
+    mounts
+        .map(|f| {
+            (
+                f.info.name,
+                f.info.modified,
+                f.lease.unwrap().layers.into_iter().collect(),
+            )
+        })
+        .collect()
+}
+
+fn untag(world: &World, tag: &str) {
+    tags::untag(&origin(world), &tag.parse().unwrap()).unwrap();
+}
+
+fn metric(daemon: &Daemon, name: &str) -> u64 {
+    let mut stream = UnixStream::connect(daemon.socket()).unwrap();
+    stream
+        .write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        .unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let line = text.lines().find_map(|l| l.strip_prefix(name));
+    line.unwrap_or_else(|| panic!("{name} is not in {text}"))
+        .trim()
+        .parse()
+        .unwrap()
+}
+
+/// Mutation: a mount that does not wait for its lease (the first assertion), and a lease that is not renewed on change.
+#[test]
+fn a_mounted_layer_is_leased_from_before_the_mount_until_after_the_unmount() {
+    let world = World::new();
+    let (layer, data) = world.publish_data(3);
+    let mut daemon = Daemon::start(world.dir.path(), &[world.origin_url()], &[]);
+    let mnt = world.folder("mnt");
+    daemon.mount(&["base/t:1"], &mnt, false);
+    let leases = leased(&world);
+    assert_eq!(leases.len(), 1);
+    assert_eq!(leases[0].2, BTreeSet::from([layer.digest]));
+    assert_eq!(metric(&daemon, "dsec_layerd_leased_layers "), 1);
+
+    let reference: LayerRef = layer.digest.to_string().parse().unwrap();
+    let refused = tags::remove(&origin(&world), &reference)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refused.contains("in use") && refused.contains(&leases[0].0),
+        "{refused}"
+    );
+    untag(&world, "base/t:1");
+    assert_eq!(packs(&gc(&world)), 0);
+    assert!(
+        read_whole(&mnt.join("data")).unwrap() == data,
+        "nothing of it was cached before"
+    );
+
+    daemon.client().umount(&mnt).unwrap();
+    assert_eq!(leased(&world), []);
+    assert_eq!(packs(&gc(&world)), layer.placement.packs.len());
+    assert_eq!(metric(&daemon, "dsec_layerd_lease_failures_total "), 0);
+    assert!(daemon.end(Signal::TERM));
+}
+
+/// Mutation: a lease with a name of its own for every process (the old one blocks `rm` until it runs out).
+#[test]
+fn the_next_control_process_takes_the_lease_over_and_renews_it() {
+    let world = World::new();
+    let (layer, data) = world.publish_data(2);
+    let mut daemon = Daemon::start(world.dir.path(), &[world.origin_url()], &["--lease", "2s"]);
+    let mnt = world.folder("mnt");
+    daemon.mount(&["base/t:1"], &mnt, false);
+    untag(&world, "base/t:1");
+    let first = leased(&world);
+    daemon.kill_control();
+    assert_eq!(
+        leased(&world),
+        first,
+        "mounts outlive the process, and so does the lease"
+    );
+    daemon.restart();
+    until("the lease is renewed", || {
+        leased(&world)
+            .iter()
+            .any(|l| l.1 > first[0].1 && l.2 == first[0].2)
+    });
+    assert_eq!(leased(&world).len(), 1);
+    assert_eq!(leased(&world)[0].0, first[0].0);
+    // Several times its time.
+    let mut renewed = BTreeSet::new();
+    until("the lease is renewed again and again", || {
+        renewed.extend(leased(&world).into_iter().map(|l| l.1));
+        renewed.len() > 6
+    });
+    assert_eq!(packs(&gc(&world)), 0);
+    assert!(read_whole(&mnt.join("data")).unwrap() == data);
+    assert!(
+        daemon.end(Signal::TERM),
+        "a clean end unmounts and releases"
+    );
+    assert_eq!(leased(&world), []);
+    assert_eq!(packs(&gc(&world)), layer.placement.packs.len());
+}
+
+fn publish_child(world: &World, tree: &Path, dict: Digest) -> Digest {
+    let loaded = source::load(
+        &SourceSpec::Directory(tree.to_owned()),
+        &SourceOptions::new(world.dir.path()),
+    )
+    .unwrap();
+    let options = BuildOptions {
+        threads: 1,
+        dict: vec![dict],
+        ..BuildOptions::default()
+    };
+    let tag: TagName = "workspace/child:1".parse().unwrap();
+    build((&loaded.tree).into(), tag.into(), &origin(world), &options)
+        .unwrap()
+        .layer
+}
+
+/// A child refers to segments in its parent's packs. The parent may go; its packs stay until the child goes.
+///
+/// Mutation: a mark that takes the packs of the layer's own name only.
+#[test]
+fn a_parents_packs_stay_while_a_child_is_mounted() {
+    let world = World::new();
+    let (parent, data) = world.publish_data(2);
+    let tree = world.folder("child");
+    fs::write(tree.join("data"), &data).unwrap();
+    fs::write(tree.join("own"), &noise(400_000)[100_000..]).unwrap();
+    let child = publish_child(&world, &tree, parent.digest);
+    let daemon = Daemon::start(world.dir.path(), &[world.origin_url()], &[]);
+    let mnt = world.folder("mnt");
+    daemon.mount(&["workspace/child:1"], &mnt, false);
+    let parent_ref: LayerRef = parent.digest.to_string().parse().unwrap();
+    assert_eq!(
+        tags::remove(&origin(&world), &parent_ref).unwrap().tags,
+        ["base/t:1"]
+    );
+    untag(&world, "workspace/child:1");
+    let report = gc(&world);
+    assert_eq!(packs(&report), 0);
+    assert!(
+        report
+            .removed
+            .iter()
+            .any(|d| d.object.contains(&parent.digest.to_hex()))
+    );
+    assert!(read_whole(&mnt.join("data")).unwrap() == data);
+    assert!(read_whole(&mnt.join("own")).unwrap() == noise(400_000)[100_000..]);
+    daemon.client().umount(&mnt).unwrap();
+    assert!(packs(&gc(&world)) >= 1);
+    assert_eq!(origin(&world).list("packs/").unwrap(), [""; 0], "{child}");
+}
+
+/// A host that can only read: mounts work, one warning says what protects them, and the grace period does.
+#[test]
+fn an_origin_that_cannot_be_written_is_no_obstacle() {
+    let world = World::new();
+    let (_, data) = world.publish_data(2);
+    let view = world.folder("view");
+    let mount = |args: &[&str]| {
+        let status = Command::new("mount").args(args).arg(&view).status();
+        assert!(status.unwrap().success());
+    };
+    mount(&["--bind", world.origin().to_str().unwrap()]);
+    mount(&["-o", "remount,bind,ro"]);
+    let daemon = Daemon::start(world.dir.path(), &[format!("dir:{}", view.display())], &[]);
+    let mnt = world.folder("mnt");
+    daemon.mount(&["base/t:1"], &mnt, false);
+    assert_eq!(leased(&world), []);
+    assert!(metric(&daemon, "dsec_layerd_lease_failures_total ") >= 1);
+    assert_eq!(
+        daemon.log().matches("no lease for what is mounted").count(),
+        1
+    );
+    untag(&world, "base/t:1");
+    // As old as can be: what lost its tag is kept all the same for the grace period.
+    for info in origin(&world).list_info("").unwrap() {
+        if !info.name.starts_with("leases/") {
+            let file = fs::File::open(world.origin().join(&info.name)).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        }
+    }
+    let report = collect(&origin(&world), &GcOptions::default()).unwrap();
+    assert_eq!(report.removed, []);
+    assert!(read_whole(&mnt.join("data")).unwrap() == data);
+    drop(daemon);
+    detach(&view);
+}
