@@ -222,12 +222,14 @@ fn read_segments(set: &OriginSet, loaded: &Layer, truth: &Truth) -> Result<(), L
     let all = 0..loaded.manifest.segments.len();
     for range in plan(&loaded.placement, all, RANGE_BYTES_MAX) {
         let object = names::pack(&range.pack);
+        let packs = &loaded.placement.packs;
+        let size = packs.iter().find(|p| p.digest == range.pack).unwrap().size;
         let mut right = vec![false; range.parts.len()];
         let mut failure = None;
         // Once more from elsewhere, as the data plane asks for it.
         for first in 0..2 {
             let deadline = Instant::now() + CASE_MAX;
-            let (fetched, _) = set.fetch(&object, range.range, first, deadline);
+            let (fetched, _) = set.fetch(&object, size, range.range, first, deadline);
             let fetched = match fetched {
                 Ok(fetched) => fetched,
                 Err(error) => {
