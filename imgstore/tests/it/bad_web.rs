@@ -81,6 +81,8 @@ pub(crate) enum Act {
     RightThenClose,
     /// A right answer when [`BadWeb::release`] was called.
     Hold,
+    /// As [`Act::Hold`], but then the connection is reset: the server was started again.
+    HoldThenReset,
     /// A right answer in pieces of so many bytes of the body with a pause before each.
     Slow(usize, Duration),
     /// One byte of the headers after each pause.
@@ -432,7 +434,7 @@ impl Part<'_> {
                 body: Vec::new(),
                 end: End::Close,
             },
-            Act::Reset | Act::Close => return None,
+            Act::Reset | Act::Close | Act::HoldThenReset => return None,
         })
     }
 }
@@ -544,7 +546,7 @@ impl Shared {
             Act::Status(..) | Act::Html | Act::Redirect(_) | Act::Reset | Act::Close | Act::Garbage
         );
         if object.is_none() && !generic {
-            if matches!(act, Act::Hold) {
+            if matches!(act, Act::Hold | Act::HoldThenReset) {
                 self.hold();
             }
             stream.write_all(&head(404, &[length(b"")]))?;
@@ -560,11 +562,11 @@ impl Shared {
             object: &object,
             range,
         };
-        if matches!(act, Act::Hold) {
+        if matches!(act, Act::Hold | Act::HoldThenReset) {
             self.hold();
         }
         let Some(mut reply) = part.act(act) else {
-            return Ok(if matches!(act, Act::Reset) {
+            return Ok(if matches!(act, Act::Reset | Act::HoldThenReset) {
                 End::Reset
             } else {
                 End::Close
