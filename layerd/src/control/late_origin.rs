@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use imgstore::origin::url::OriginUrl;
-use imgstore::origin::{ByteRange, Created, Origin, OriginError};
+use imgstore::origin::{ByteRange, Created, ObjectInfo, Origin, OriginError};
 
 /// See the head of this file.
 #[derive(Debug)]
@@ -64,6 +64,14 @@ impl Origin for LateOrigin {
 
     fn size(&self, object: &str) -> Result<u64, OriginError> {
         self.origin()?.size(object)
+    }
+
+    fn list_info(&self, prefix: &str) -> Result<Vec<ObjectInfo>, OriginError> {
+        self.origin()?.list_info(prefix)
+    }
+
+    fn remove(&self, object: &str) -> Result<(), OriginError> {
+        self.origin()?.remove(object)
     }
 
     fn staging(&self) -> Option<PathBuf> {

@@ -192,8 +192,12 @@ impl Leases {
         let failures = self.shared.failures.load(Ordering::Relaxed);
         let leased = self.shared.lock().wanted().len();
         format!(
-            "# TYPE dsec_layerd_lease_failures_total counter\ndsec_layerd_lease_failures_total {failures}\n\
-             # TYPE dsec_layerd_leased_layers gauge\ndsec_layerd_leased_layers {}\n",
+            "# HELP dsec_layerd_lease_failures_total Leases on mounted layers that could not be written or came late.\n\
+             # TYPE dsec_layerd_lease_failures_total counter\n\
+             dsec_layerd_lease_failures_total {failures}\n\
+             # HELP dsec_layerd_leased_layers Layers that leases shall name.\n\
+             # TYPE dsec_layerd_leased_layers gauge\n\
+             dsec_layerd_leased_layers {}\n",
             to_u64(leased)
         )
     }

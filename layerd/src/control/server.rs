@@ -154,12 +154,7 @@ async fn stats(State(service): State<Arc<Service>>) -> Result<Json<Stats>, Refus
 }
 
 async fn metrics(State(service): State<Arc<Service>>) -> Result<Response, Refusal> {
-    let text = blocking(move || {
-        let mut text = service.metrics();
-        text.push_str(&service.mounts.leases.metrics());
-        Ok(text)
-    })
-    .await?;
+    let text = blocking(move || Ok(service.metrics())).await?;
     let kind = [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
     Ok((kind, text).into_response())
 }
