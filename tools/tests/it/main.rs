@@ -10,6 +10,7 @@ mod nginx;
 mod world;
 
 mod cache;
+mod collecting;
 mod contract;
 mod images;
 mod same_name;
