@@ -42,6 +42,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use decompress::Expansion;
 pub(crate) use error::shown;
 pub use error::{EntryFault, SourceError, TarFault};
 use meter::Meter;
@@ -210,6 +211,7 @@ impl Archive {
 #[derive(Debug)]
 struct Session<'a> {
     spool: Spool,
+    expansion: Expansion,
     meter: Meter<'a>,
     archives: Vec<Archive>,
     labels: BTreeMap<String, String>,
@@ -261,6 +263,7 @@ fn load_with(
     let filter = XattrFilter::new(&options.keep_xattrs);
     let mut session = Session {
         spool: Spool::new(&options.spool_dir)?,
+        expansion: Expansion::default(),
         meter: Meter::new(options.progress.as_deref()),
         archives: Vec::new(),
         labels: BTreeMap::new(),

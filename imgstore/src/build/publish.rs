@@ -269,6 +269,8 @@ fn put_frame(
     plain: &[u8],
 ) -> Result<u64, BuildError> {
     let stored = frame::encode(plain, META_LEVEL);
+    frame::check_claim(to_u64(stored.len()), to_u64(plain.len()))
+        .map_err(BuildError::Unreadable)?;
     if origin.create(object, &mut stored.as_slice())? == Created::New {
         return Ok(to_u64(stored.len()));
     }

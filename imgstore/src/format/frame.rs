@@ -82,11 +82,34 @@ fn encode_raw(plain: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Decompresses a frame that must hold exactly `plain_len` bytes; memory is bounded by `plain_len`.
+/// Plain bytes that any frame may claim.
+const CLAIM_FREE_BYTES: u64 = 64 << 20;
+/// Beyond, the most plain bytes for each stored one. Metadata and chunk tables compress to a tenth or so.
+const CLAIM_RATIO_MAX: u64 = 256;
+
+/// Whether a frame of `stored_len` bytes may hold `plain_len` plain ones: checked before memory is taken for them.
+///
+/// # Errors
+/// When that would be a frame of almost nothing.
+pub fn check_claim(stored_len: u64, plain_len: u64) -> Result<(), FormatError> {
+    let max = CLAIM_FREE_BYTES.max(stored_len.saturating_mul(CLAIM_RATIO_MAX));
+    if plain_len <= max {
+        return Ok(());
+    }
+    Err(FormatError::new(
+        format!("plain bytes of a frame of {stored_len} bytes"),
+        format!("at most {max}"),
+        plain_len,
+    ))
+}
+
+/// Decompresses a frame that must hold exactly `plain_len` bytes; memory is bounded by `plain_len`, and by the frame
+/// ([`check_claim`]).
 ///
 /// # Errors
 /// [`FormatError`] when the frame is damaged or holds another number of bytes. The digest is the caller's to check.
 pub fn decode(frame: &[u8], plain_len: u64) -> Result<Vec<u8>, FormatError> {
+    check_claim(to_u64(frame.len()), plain_len)?;
     let mut plain = vec![0; to_usize(plain_len)];
     decode_into(frame, &mut plain)?;
     Ok(plain)

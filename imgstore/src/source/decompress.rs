@@ -1,10 +1,13 @@
 //! Tells the compression of an archive by its first bytes, and undoes it.
 
+use std::cell::Cell;
 use std::io::{self, Read};
+use std::rc::Rc;
 
 use flate2::read::MultiGzDecoder;
 
 use super::SourceError;
+use crate::ids::to_u64;
 
 /// How many first bytes [`Compression::of`] needs.
 pub(super) const MAGIC_LEN: usize = 6;
@@ -40,13 +43,114 @@ impl Compression {
         }
     }
 
-    /// The plain bytes of `stream`.
-    pub(super) fn reader<'r>(self, stream: Box<dyn Read + 'r>) -> io::Result<Box<dyn Read + 'r>> {
-        Ok(match self {
-            Self::None => stream,
-            Self::Gzip => Box::new(MultiGzDecoder::new(stream)),
-            Self::Zstd => Box::new(zstd::stream::read::Decoder::new(stream)?),
-        })
+    /// The plain bytes of `stream`; too many of them are an error (see [`Bomb`]).
+    pub(super) fn reader<'r>(
+        self,
+        stream: Box<dyn Read + 'r>,
+        expansion: &Expansion,
+    ) -> io::Result<Box<dyn Read + 'r>> {
+        let counted = Compressed {
+            inner: stream,
+            expansion: expansion.clone(),
+        };
+        let plain: Box<dyn Read + 'r> = match self {
+            Self::None => return Ok(Box::new(counted.inner)),
+            Self::Gzip => Box::new(MultiGzDecoder::new(counted)),
+            Self::Zstd => Box::new(zstd::stream::read::Decoder::new(counted)?),
+        };
+        Ok(Box::new(Plain {
+            inner: plain,
+            expansion: expansion.clone(),
+        }))
+    }
+}
+
+/// Plain bytes that a source may have without a question.
+const FREE_BYTES: u64 = 1 << 30;
+/// Beyond, the most plain bytes for each compressed one. Real archives have up to some 20, a large file of zeros in gzip 1,030.
+pub(super) const RATIO_MAX: u64 = 250;
+
+/// How much all compressed parts of one source had, and what came out of them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Expansion(Rc<Cell<Counts>>);
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Counts {
+    compressed: u64,
+    plain: u64,
+    /// What is compressed from now on came out of a compressed archive itself, and counts as nothing.
+    inside: bool,
+    /// In place of [`FREE_BYTES`], for tests.
+    free: Option<u64>,
+}
+
+impl Expansion {
+    /// Called between an archive and the archives in it.
+    pub(super) fn go_inside(&self) {
+        self.update(|counts| counts.inside = counts.plain > 0);
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Counts)) -> Counts {
+        let mut counts = self.0.get();
+        change(&mut counts);
+        self.0.set(counts);
+        counts
+    }
+}
+
+/// An archive that expands to far more than honest ones do: a small file must not fill a disk.
+#[derive(Debug, thiserror::Error)]
+#[error("{plain} bytes came out of {compressed}")]
+pub(super) struct Bomb {
+    pub(super) plain: u64,
+    pub(super) compressed: u64,
+}
+
+impl Bomb {
+    /// The bomb behind a failed read, if it was one.
+    pub(super) fn of(error: &io::Error) -> Option<&Self> {
+        error.get_ref()?.downcast_ref()
+    }
+}
+
+struct Compressed<'r> {
+    inner: Box<dyn Read + 'r>,
+    expansion: Expansion,
+}
+
+impl Read for Compressed<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let n = self.inner.read(buf)?;
+        self.expansion.update(|counts| {
+            let more = if counts.inside { 0 } else { to_u64(n) };
+            counts.compressed = counts.compressed.saturating_add(more);
+        });
+        Ok(n)
+    }
+}
+
+struct Plain<'r> {
+    inner: Box<dyn Read + 'r>,
+    expansion: Expansion,
+}
+
+impl Read for Plain<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let n = self.inner.read(buf)?;
+        let counts = self
+            .expansion
+            .update(|counts| counts.plain = counts.plain.saturating_add(to_u64(n)));
+        let Counts {
+            compressed, plain, ..
+        } = counts;
+        let max = counts
+            .free
+            .unwrap_or(FREE_BYTES)
+            .max(compressed.saturating_mul(RATIO_MAX));
+        if plain > max {
+            return Err(io::Error::other(Bomb { plain, compressed }));
+        }
+        Ok(n)
     }
 }
 
@@ -55,8 +159,67 @@ pub(super) fn peek<'r>(
     mut stream: Box<dyn Read + 'r>,
 ) -> io::Result<(Vec<u8>, Box<dyn Read + 'r>)> {
     let mut first = Vec::with_capacity(MAGIC_LEN);
-    let limit = crate::ids::to_u64(MAGIC_LEN);
+    let limit = to_u64(MAGIC_LEN);
     stream.by_ref().take(limit).read_to_end(&mut first)?;
     let whole = io::Cursor::new(first.clone()).chain(stream);
     Ok((first, Box::new(whole)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    /// Both compressions, one in the other too. Red without the check in `Plain::read`.
+    #[test]
+    fn what_expands_too_much_is_an_error() {
+        let zeros = vec![0; 8 << 20];
+        let gzip = |bytes: &[u8]| {
+            let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+            out.write_all(bytes).unwrap();
+            out.finish().unwrap()
+        };
+        let zstd = |bytes: &[u8]| zstd::encode_all(bytes, 1).unwrap();
+        let read = |compressed: &[u8], free: u64, rounds: usize| {
+            let expansion = Expansion::default();
+            expansion.update(|counts| counts.free = Some(free));
+            let mut stream: Box<dyn Read> = Box::new(io::Cursor::new(compressed.to_vec()));
+            for _ in 0..rounds {
+                let (first, rest) = peek(stream).unwrap();
+                let compression = Compression::of(&first, "x").unwrap();
+                stream = compression.reader(rest, &expansion).unwrap();
+            }
+            io::copy(&mut stream, &mut io::sink())
+        };
+        for bomb in [gzip(&zeros), zstd(&zeros)] {
+            let error = read(&bomb, 1 << 20, 1).unwrap_err();
+            let bomb_found = Bomb::of(&error).unwrap();
+            assert!(bomb_found.plain < 2 << 20, "{bomb_found:?}");
+            // What is small stays free, and honest ratios are never asked.
+            assert_eq!(read(&bomb, 16 << 20, 1).unwrap(), 8 << 20);
+        }
+        assert!(Bomb::of(&read(&gzip(&zstd(&zeros)), 1 << 20, 2).unwrap_err()).is_some());
+        // What came out of an archive may not count as if it had been given: 8 MiB from 9,000 bytes twice.
+        let expansion = Expansion::default();
+        expansion.update(|counts| counts.free = Some(1000));
+        for (round, right) in [true, false].into_iter().enumerate() {
+            let noise: Vec<u8> = (0..9000_u32)
+                .map(|n| n.wrapping_mul(0x9E37_79B9).to_le_bytes()[3])
+                .collect();
+            let parts = [gzip(&noise), gzip(&zeros[..1 << 20])].concat();
+            let inner: Box<dyn Read> = Box::new(io::Cursor::new(parts));
+            let mut plain = Compression::Gzip.reader(inner, &expansion).unwrap();
+            for _ in 0..round {
+                expansion.go_inside();
+            }
+            let copied = io::copy(&mut plain, &mut io::sink());
+            assert_eq!(copied.is_ok(), right, "round {round}: {copied:?}");
+            expansion.update(|counts| counts.plain = counts.compressed * RATIO_MAX);
+        }
+        let text: Vec<u8> = (0..200_000_u32)
+            .flat_map(|n| n.to_string().into_bytes())
+            .collect();
+        assert!(read(&gzip(&text), 1000, 1).is_ok());
+    }
 }

@@ -37,6 +37,7 @@ pub(super) fn load(
     session: &mut Session<'_>,
 ) -> Result<(Tree, OverlayXattrs), SourceError> {
     let (tree, _) = tar_apply::load_file(path, session)?;
+    session.expansion.go_inside();
     let mut outer = Outer {
         name: format!("docker-archive:{}", path.display()),
         tree,

@@ -77,6 +77,20 @@ pub enum SourceError {
         #[source]
         source: io::Error,
     },
+    /// It unpacks to far more than honest archives do.
+    #[error(
+        "archive `{archive}` expands too much: expected at most 1 GiB or {ratio} times its compressed size, found more than {plain} bytes out of {compressed}; if it is right, decompress it first and pass the plain archive"
+    )]
+    Expansion {
+        /// The archive.
+        archive: String,
+        /// Plain bytes so far.
+        plain: u64,
+        /// Compressed bytes so far.
+        compressed: u64,
+        /// The limit.
+        ratio: u64,
+    },
     /// A compression this code does not read.
     #[error(
         "`{archive}` is compressed with {found}; expected plain, gzip or zstd: decompress it and pass it as `-`"
@@ -249,6 +263,9 @@ pub enum EntryFault {
     /// Parents that are symbolic links in a circle.
     #[error("more than 40 symbolic links in the path")]
     SymlinkLoop,
+    /// More inodes than any layer can have.
+    #[error("more than 16777216 inodes: expected at most as many as a layer can hold")]
+    TooMany,
     /// The root must stay a directory.
     #[error("the root can only be a directory")]
     RootNotDirectory,

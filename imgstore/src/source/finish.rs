@@ -7,12 +7,14 @@ use std::collections::HashSet;
 use super::SourceError;
 use super::xattr_filter::{OverlayXattrs, XattrFilter};
 use crate::ids::to_u64;
-use crate::tree::{Inode, Kind, Tree};
+use crate::tree::{Inode, Kind, ROOT, Tree};
 
 /// Longest name (`NAME_MAX`).
 const NAME_MAX: usize = 255;
 /// Longest symbolic link target (`PATH_MAX` less its NUL).
-const SYMLINK_MAX: usize = 4095;
+pub(super) const SYMLINK_MAX: usize = 4095;
+/// Longest path, from the root down. Longer ones can be made (through links), and then every walk over the tree is quadratic.
+const PATH_BYTES_MAX: usize = 64 << 10;
 /// Linux keeps device numbers in 32 bits: 12 of major, 20 of minor.
 const MAJOR_MAX: u32 = 4095;
 const MINOR_MAX: u32 = 1_048_575;
@@ -32,6 +34,7 @@ pub(super) fn finish(
     filter: &XattrFilter<'_>,
     overlay: OverlayXattrs,
 ) -> Result<u64, SourceError> {
+    check_depth(tree)?;
     let mut seen = HashSet::new();
     let mut bytes = 0_u64;
     for (path, id) in tree.walk() {
@@ -56,6 +59,28 @@ pub(super) fn finish(
         }
     }
     Ok(bytes)
+}
+
+/// Looks at lengths only: the paths themselves could be more than fits into memory.
+fn check_depth(tree: &Tree) -> Result<(), SourceError> {
+    let mut todo = vec![(ROOT, 0_usize)];
+    while let Some((dir, len)) = todo.pop() {
+        for (name, child) in tree.entries(dir) {
+            let len = len + 1 + name.len();
+            if len > PATH_BYTES_MAX {
+                return Err(SourceError::unsupported(
+                    name,
+                    "path from the root to this name",
+                    "at most 65536 bytes",
+                    format!("{len} bytes"),
+                ));
+            }
+            if matches!(tree.inode(child).kind, Kind::Dir(_)) {
+                todo.push((child, len));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn check_name(path: &[u8]) -> Result<(), SourceError> {

@@ -18,7 +18,7 @@ use sha2::{Digest as _, Sha256};
 use super::decompress::{Compression, peek};
 use super::error::{EntryFault, shown};
 use super::image_config::ImageConfig;
-use super::tar_apply::Applier;
+use super::tar_apply::{Applier, INODES_MAX};
 use super::tar_input::{FilePart, TarInput};
 use super::tar_read::{TarEntry, TarReader};
 use super::{Session, SourceError, tree_edit, tree_path};
@@ -91,7 +91,9 @@ fn read_layer(
     }
     let hash = Rc::new(RefCell::new(Sha256::new()));
     let plain = HashingReader {
-        inner: compression.reader(stream).map_err(failed)?,
+        inner: compression
+            .reader(stream, &session.expansion)
+            .map_err(failed)?,
         hash: Rc::clone(&hash),
     };
     let input = TarInput::stream(Box::new(plain), &layer.name, &mut session.spool);
@@ -111,6 +113,13 @@ fn read_entries(
     let mut entries = Vec::new();
     let mut passed = 0;
     while let Some(entry) = reader.next()? {
+        if entries.len() >= INODES_MAX {
+            return Err(SourceError::Entry {
+                archive: reader.name().to_owned(),
+                path: shown(&entry.path),
+                fault: EntryFault::TooMany,
+            });
+        }
         entries.push(entry);
         meter.count(1, reader.at() - passed);
         passed = reader.at();

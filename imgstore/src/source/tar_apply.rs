@@ -57,7 +57,7 @@ pub(super) fn load_stream(
     };
     let (first, stream) = peek(stream).map_err(failed)?;
     let plain = Compression::of(&first, name)?
-        .reader(stream)
+        .reader(stream, &session.expansion)
         .map_err(failed)?;
     let input = TarInput::stream(plain, name, &mut session.spool);
     read_tree(input, &mut session.meter)
@@ -91,6 +91,9 @@ fn read_tree(
     };
     Ok((tree, overlay))
 }
+
+/// Most inodes that are made of one source, replaced ones too: a metadata image of the largest size has no place for more.
+pub(super) const INODES_MAX: usize = 16 << 20;
 
 /// A link whose target is not there yet.
 #[derive(Debug)]
@@ -133,6 +136,9 @@ impl<'t> Applier<'t> {
     fn try_apply(&mut self, entry: TarEntry) -> Result<(), EntryFault> {
         let parts = tree_path::parts(&entry.path)?;
         let slot = tree_edit::make_slot(self.tree, &parts)?;
+        if self.tree.inodes.len() > INODES_MAX || self.pending.len() > INODES_MAX {
+            return Err(EntryFault::TooMany);
+        }
         let kind = match entry.kind {
             EntryKind::Link(target) => {
                 let slot = slot.ok_or(EntryFault::RootNotDirectory)?;

@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use super::SourceError;
+use super::decompress::{Bomb, RATIO_MAX};
 use super::error::TarFault;
 use super::spool::Spool;
 use super::tar_header::BLOCK;
@@ -105,6 +106,14 @@ impl<'r> TarInput<'r> {
     }
 
     fn failed(&self, source: io::Error) -> SourceError {
+        if let Some(bomb) = Bomb::of(&source) {
+            return SourceError::Expansion {
+                archive: self.name.clone(),
+                plain: bomb.plain,
+                compressed: bomb.compressed,
+                ratio: RATIO_MAX,
+            };
+        }
         SourceError::ArchiveRead {
             archive: self.name.clone(),
             offset: self.at,

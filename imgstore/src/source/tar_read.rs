@@ -8,10 +8,14 @@ use super::pax::PaxRecords;
 use super::tar_header::{self, Block, Field, Header};
 use super::tar_input::TarInput;
 use super::{SourceError, tar_sparse};
+use crate::ids::to_u64;
 use crate::tree::{Content, DataRun, Meta, Mtime, Place};
 
 /// Largest extended header: some 200 full-size attributes, or a sparse map of a million pieces.
 const EXTENDED_BYTES_MAX: u64 = 16 << 20;
+/// Largest extended header that holds for all entries, in all: every entry carries what it says, so little of it makes much.
+/// Real ones hold a comment.
+const GLOBAL_BYTES_MAX: u64 = 4096;
 /// Longest GNU long name or link target.
 const LONG_NAME_BYTES_MAX: u64 = 1 << 20;
 /// The comment by which `dsec export` says that overlay attributes are written as stored.
@@ -44,6 +48,7 @@ pub(super) enum EntryKind {
 pub(super) struct TarReader<'r> {
     input: TarInput<'r>,
     global: PaxRecords,
+    global_bytes: u64,
     started: bool,
 }
 
@@ -51,6 +56,7 @@ pub(super) struct TarReader<'r> {
 #[derive(Default)]
 struct Prelude {
     pax: Option<PaxRecords>,
+    pax_bytes: u64,
     long_name: Option<Vec<u8>>,
     long_link: Option<Vec<u8>>,
 }
@@ -66,6 +72,7 @@ impl<'r> TarReader<'r> {
         Self {
             input,
             global: PaxRecords::default(),
+            global_bytes: 0,
             started: false,
         }
     }
@@ -105,12 +112,17 @@ impl<'r> TarReader<'r> {
             };
             match header.entry_type() {
                 b'x' | b'X' => {
-                    let data = self.extended(&header, EXTENDED_BYTES_MAX, start)?;
+                    // One entry may have several, and all together have the limit.
+                    let left = EXTENDED_BYTES_MAX - prelude.pax_bytes;
+                    let data = self.extended(&header, left, start)?;
+                    prelude.pax_bytes += to_u64(data.len());
                     let records = prelude.pax.get_or_insert_default();
                     records.add(&data).map_err(|f| self.input.fault(start, f))?;
                 }
                 b'g' => {
-                    let data = self.extended(&header, EXTENDED_BYTES_MAX, start)?;
+                    let left = GLOBAL_BYTES_MAX - self.global_bytes;
+                    let data = self.extended(&header, left, start)?;
+                    self.global_bytes += to_u64(data.len());
                     self.global
                         .add(&data)
                         .map_err(|f| self.input.fault(start, f))?;

@@ -153,6 +153,10 @@ fn map_in_data(
         if is_whole(&numbers) {
             break;
         }
+        // No number is that long; without a bound the search for its end would start over with every block.
+        if text.len() > BLOCK {
+            return Err(fail(input, "expected a number on every line"));
+        }
     }
     let (pairs, _) = numbers.get(1..).unwrap_or_default().as_chunks::<2>();
     Ok(SparseMap {

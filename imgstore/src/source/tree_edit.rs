@@ -8,6 +8,7 @@
 //!   replaces the whole subtree. So a directory entry named like a symbolic link replaces the link.
 
 use super::error::{EntryFault, shown};
+use super::finish::SYMLINK_MAX;
 use crate::tree::{Inode, InodeId, Kind, Meta, ROOT, Tree};
 
 /// Symbolic links followed in one path, as in the kernel.
@@ -139,6 +140,11 @@ fn resolve(
                 links += 1;
                 if links > LINKS_MAX {
                     return Err(EntryFault::SymlinkLoop);
+                }
+                if target.len() > SYMLINK_MAX {
+                    return Err(EntryFault::UnsafePath(
+                        "a symbolic link in it has a target of more than 4095 bytes",
+                    ));
                 }
                 if target.starts_with(b"/") {
                     above.truncate(1);

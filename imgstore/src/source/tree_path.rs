@@ -5,10 +5,16 @@
 
 use super::error::EntryFault;
 
+/// Longest path of an entry: four times what a kernel call takes. Every part of it may be a new directory.
+pub(super) const PATH_BYTES_MAX: usize = 16 << 10;
+
 /// The parts of an entry's path; none for the root (`./`).
 pub(super) fn parts(path: &[u8]) -> Result<Vec<&[u8]>, EntryFault> {
     if path.is_empty() {
         return Err(EntryFault::UnsafePath("it is empty"));
+    }
+    if path.len() > PATH_BYTES_MAX {
+        return Err(EntryFault::UnsafePath("it is longer than 16384 bytes"));
     }
     if path.contains(&0) {
         return Err(EntryFault::UnsafePath("it has a NUL byte"));

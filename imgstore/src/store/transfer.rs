@@ -13,7 +13,7 @@ use tempfile::NamedTempFile;
 
 use super::runs::{RANGE_BYTES_MAX, THREADS, or_damaged};
 use crate::build::BuildError;
-use crate::format::frame::frame_len_max;
+use crate::format::frame::{check_claim, frame_len_max};
 use crate::format::manifest::Blob;
 use crate::ids::{Digest, to_u64, to_usize};
 use crate::origin::{ByteRange, Created, Origin, OriginError};
@@ -229,6 +229,9 @@ pub(crate) fn check_frame_object(
             "stored bytes: expected at most {max}, found {size}"
         )));
     }
+    if let Err(absurd) = check_claim(size, blob.size) {
+        return Ok(Err(absurd.to_string()));
+    }
     let failed = RefCell::new(None);
     let reader = ObjectReader {
         origin,
@@ -277,6 +280,9 @@ pub(crate) fn copy_frame_object(
         }
         Err(what) => return Ok(Err(what)),
     };
+    if let Err(absurd) = check_claim(size, blob.size) {
+        return Ok(Err(absurd.to_string()));
+    }
     let staged = match stage(from, object, size, staging)? {
         Ok(staged) => staged,
         Err(what) => return Ok(Err(what)),

@@ -194,35 +194,9 @@ fn damaged_and_unknown_compressions_are_told() {
     );
 }
 
-#[test]
-fn random_damage_never_panics() {
-    let good = tar(&[
-        pax(&[(b"mtime", b"1.5"), (b"SCHILY.xattr.user.a", b"v")]),
-        file("dir/file", &[9; 600]),
-        entry(b'S', b"sparse", b"", b"").bytes(),
-        entry(b'L', b"long", b"", b"a-long-name").bytes(),
-        file("short", b"x"),
-    ]);
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    for _ in 0..4000 {
-        let mut bad = good.clone();
-        for _ in 0..3 {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            let at = usize::try_from(state % u64::try_from(bad.len()).unwrap()).unwrap();
-            bad[at] = state.to_le_bytes()[7];
-        }
-        fix_checksums(&mut bad);
-        if let Ok(loaded) = load(&bad) {
-            assert!(loaded.tree.walk().len() < 20);
-        }
-    }
-}
-
 /// Makes every block that looks like a header valid again, so that damage gets behind the checksum.
-fn fix_checksums(archive: &mut [u8]) {
-    for block in archive.chunks_mut(512) {
+pub(crate) fn fix_checksums(archive: &mut [u8]) {
+    for block in archive.chunks_exact_mut(512) {
         if block[257..262] == *b"ustar" {
             block[148..156].copy_from_slice(b"        ");
             let sum: u32 = block.iter().map(|b| u32::from(*b)).sum();
