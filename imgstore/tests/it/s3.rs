@@ -363,6 +363,42 @@ fn a_credential_process_runs_once_for_all_readers() {
     }
 }
 
+/// A clock that is 20 minutes off is named, from the server's own `Date`.
+#[test]
+fn a_wrong_clock_is_named() {
+    let server = Server::start();
+    let date = chrono::Utc::now() - chrono::TimeDelta::minutes(20);
+    let date = date.format("%a, %d %b %Y %H:%M:%S GMT").to_string();
+    let mut answer = error(403, "RequestTimeTooSkewed");
+    answer.headers.push(("date", date));
+    server.script([answer]);
+    let error = server.origin().fetch("o", RANGE).unwrap_err();
+    assert!(matches!(error, OriginError::Denied { .. }), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("RequestTimeTooSkewed") && text.contains("minutes ahead of the server's"),
+        "{text}"
+    );
+}
+
+/// Without credentials requests are not signed, which is all that a public bucket needs.
+#[test]
+fn public_buckets_are_read_without_credentials() {
+    let server = Server::start_for_all();
+    let folder = server.dir.path().join("layers/some/prefix");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("o"), b"0123456789").unwrap();
+    let origin = server.origin_with([("HOME", "/nonexistent")]);
+    assert_eq!(origin.fetch("o", RANGE).unwrap(), b"234");
+    assert_eq!(origin.list("").unwrap(), ["o"]);
+    assert!(
+        server
+            .seen()
+            .iter()
+            .all(|r| !r.headers.contains_key("authorization"))
+    );
+}
+
 /// Temporary keys go with their session token.
 #[test]
 fn session_tokens_are_sent() {

@@ -35,8 +35,32 @@ fn program() -> PathBuf {
 impl<'a> Layerd<'a> {
     /// Starts layerd with cache, socket and log in `world`.
     pub(crate) fn start(world: &'a World, origin: &str) -> Self {
-        let log = File::create(world.path("layerd.log")).unwrap();
-        let child = Command::new(program())
+        Self::start_with(world, origin, &[])
+    }
+
+    /// The same, with more environment variables.
+    pub(crate) fn start_with(world: &'a World, origin: &str, env: &[(&str, &str)]) -> Self {
+        let child = Self::spawn(world, origin, env);
+        let daemon = Self { world, child };
+        daemon.wait();
+        daemon
+    }
+
+    /// Ends the control process only, as a crash does, and starts another one with these environment variables.
+    pub(crate) fn replace(&mut self, origin: &str, env: &[(&str, &str)]) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.child = Self::spawn(self.world, origin, env);
+        self.wait();
+    }
+
+    fn spawn(world: &World, origin: &str, env: &[(&str, &str)]) -> Child {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(world.path("layerd.log"))
+            .unwrap();
+        Command::new(program())
             .args(["--origin", origin, "--read-deadline", "5s", "--cache"])
             .arg(world.path("cache"))
             .arg("--socket")
@@ -44,19 +68,21 @@ impl<'a> Layerd<'a> {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
+            .envs(env.iter().copied())
             .spawn()
-            .unwrap();
-        let daemon = Self { world, child };
+            .unwrap()
+    }
+
+    fn wait(&self) {
         let deadline = Instant::now() + START_MAX;
-        while !daemon.run(&["stats"]).status.success() {
+        while !self.run(&["stats"]).status.success() {
             assert!(
                 Instant::now() < deadline,
                 "layerd does not answer: {}",
-                daemon.log()
+                self.log()
             );
             std::thread::sleep(Duration::from_millis(5));
         }
-        daemon
     }
 
     /// `dsec` with this layerd's socket.

@@ -6,6 +6,8 @@
 )]
 
 mod daemon;
+#[path = "../../../imgstore/tests/it/oci/docker_registry.rs"]
+mod docker_registry;
 mod nginx;
 mod world;
 
@@ -13,7 +15,10 @@ mod cache;
 mod collecting;
 mod contract;
 mod images;
+mod import;
+mod logins;
 mod same_name;
+mod seaweed;
 mod served;
 mod tidy;
 mod two_origins;

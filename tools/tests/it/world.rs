@@ -57,6 +57,17 @@ pub(crate) fn dsec(world: &World, args: &[&str]) -> Output {
     dsec_reading(world, args, Stdio::null())
 }
 
+/// Runs `dsec` with these environment variables.
+pub(crate) fn dsec_with(world: &World, env: &[(&str, &str)], args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_dsec"))
+        .args(args)
+        .current_dir(world.root())
+        .envs(env.iter().copied())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
 /// Runs `dsec` with this standard input.
 pub(crate) fn dsec_reading(world: &World, args: &[&str], input: impl Into<Stdio>) -> Output {
     Command::new(env!("CARGO_BIN_EXE_dsec"))

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,6 @@ const HTPASSWD: &str = "reader:$2b$04$Z1dqPvzhOHLwdOckwGm0Vebp.po0pp0ePIVsTcZ8Ka
 pub(crate) struct DockerRegistry {
     child: Child,
     pub(crate) port: u16,
-    config: PathBuf,
 }
 
 /// What differs between registries.
@@ -74,11 +73,7 @@ impl DockerRegistry {
         let deadline = Instant::now() + START_MAX;
         while child.try_wait().unwrap().is_none() {
             if TcpStream::connect(("127.0.0.1", port)).is_ok() {
-                return Some(Self {
-                    child,
-                    port,
-                    config,
-                });
+                return Some(Self { child, port });
             }
             assert!(Instant::now() < deadline, "docker-registry does not listen");
             std::thread::sleep(Duration::from_millis(5));
@@ -89,17 +84,6 @@ impl DockerRegistry {
     /// `127.0.0.1:port/path`.
     pub(crate) fn at(&self, path: &str) -> String {
         format!("127.0.0.1:{}/{path}", self.port)
-    }
-
-    /// The registry's own garbage collection, as its operators run it.
-    pub(crate) fn collect_garbage(&self) {
-        let output = Command::new("docker-registry")
-            .args(["garbage-collect", "--delete-untagged"])
-            .arg(&self.config)
-            .output()
-            .unwrap();
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{error}");
     }
 }
 
