@@ -3,6 +3,8 @@
 //! `reference` says what a repository and an image are called, `credentials` and `tokens` who we are there, `client` sends
 //! requests and never sends who we are to anyone else.
 
+pub mod api;
+pub(crate) mod body;
 mod challenge;
 pub mod client;
 mod credentials;

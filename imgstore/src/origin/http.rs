@@ -11,7 +11,7 @@ mod plain;
 mod refusal;
 mod reply;
 mod resolve;
-mod retry_after;
+pub(crate) mod retry_after;
 
 use std::io::Read;
 use std::sync::OnceLock;

@@ -24,6 +24,7 @@ use super::{ByteRange, Created, ObjectInfo, Origin, OriginError};
 use crate::credentials::environment::Environment;
 use crate::ids::to_u64;
 use crate::registry::RegistryError;
+use crate::registry::body::Until;
 use crate::registry::client::RegistryClient;
 use crate::registry::reference::Repository;
 use crate::registry::upload::StoredBlob;
@@ -81,8 +82,8 @@ impl OciOrigin {
     }
 
     /// Asks the registry for an object's manifest; gives its digest too.
-    fn look_up(&self, object: &str) -> Result<(Record, String), RegistryError> {
-        let manifest = self.client.manifest(&tags::tag(object))?;
+    fn look_up(&self, object: &str, until: Until) -> Result<(Record, String), RegistryError> {
+        let manifest = self.client.manifest_until(&tags::tag(object), until)?;
         let wrong = |found: String| RegistryError::wrong("the manifest of the object", found);
         let record = Record::parse(&manifest.bytes).map_err(wrong)?;
         if record.object != object {
@@ -92,13 +93,13 @@ impl OciOrigin {
     }
 
     /// Where an object is, and whether that was only remembered.
-    fn place(&self, object: &str) -> Result<(Record, bool), RegistryError> {
+    fn place(&self, object: &str, until: Until) -> Result<(Record, bool), RegistryError> {
         if let Some((record, until)) = self.places().get(object)
             && Instant::now() < *until
         {
             return Ok((record.clone(), true));
         }
-        let (record, _) = self.look_up(object)?;
+        let (record, _) = self.look_up(object, until)?;
         if IMMUTABLE.iter().any(|folder| object.starts_with(folder)) {
             let mut places = self.places();
             if places.len() >= PLACES_MAX {
@@ -114,13 +115,14 @@ impl OciOrigin {
     fn read<T>(
         &self,
         object: &str,
+        until: Until,
         read: impl Fn(&Record) -> Result<T, RegistryError>,
     ) -> Result<T, OriginError> {
-        let (record, remembered) = self.place(object).map_err(self.error(object))?;
+        let (record, remembered) = self.place(object, until).map_err(self.error(object))?;
         let done = match read(&record) {
             Err(RegistryError::NotFound) if remembered => {
                 self.forget(object);
-                let (record, _) = self.place(object).map_err(self.error(object))?;
+                let (record, _) = self.place(object, until).map_err(self.error(object))?;
                 read(&record)
             }
             done => done,
@@ -151,8 +153,33 @@ impl OciOrigin {
         attempt().map_err(self.error(object))
     }
 
+    fn range(&self, object: &str, range: ByteRange, until: Until) -> Result<Vec<u8>, OriginError> {
+        self.read(object, until, |record| {
+            let end = range.start.saturating_add(range.len);
+            if end > record.size {
+                return Err(RegistryError::wrong(
+                    format!("{} bytes at offset {}", range.len, range.start),
+                    format!("an object of {} bytes", record.size),
+                ));
+            }
+            self.client.blob_range(&record.digest, range, until)
+        })
+    }
+
+    fn all(&self, object: &str, max_len: u64, until: Until) -> Result<Vec<u8>, OriginError> {
+        self.read(object, until, |record| {
+            if record.size > max_len {
+                return Err(RegistryError::wrong(
+                    format!("at most {max_len} bytes"),
+                    format!("{} bytes", record.size),
+                ));
+            }
+            self.client.small_blob(&record.digest, record.size, until)
+        })
+    }
+
     fn is_there(&self, object: &str) -> Result<bool, OriginError> {
-        match self.patiently(object, || self.look_up(object)) {
+        match self.patiently(object, || self.look_up(object, Until::default())) {
             Ok(_) => Ok(true),
             Err(OriginError::NotFound { .. }) => Ok(false),
             // A tag that points to something else: the build finds that it is damaged and replaces it.
@@ -267,28 +294,30 @@ impl Origin for OciOrigin {
     }
 
     fn fetch(&self, object: &str, range: ByteRange) -> Result<Vec<u8>, OriginError> {
-        self.read(object, |record| {
-            let end = range.start.saturating_add(range.len);
-            if end > record.size {
-                return Err(RegistryError::wrong(
-                    format!("{} bytes at offset {}", range.len, range.start),
-                    format!("an object of {} bytes", record.size),
-                ));
-            }
-            self.client.blob_range(&record.digest, range)
-        })
+        self.range(object, range, Until::default())
     }
 
     fn fetch_all(&self, object: &str, max_len: u64) -> Result<Vec<u8>, OriginError> {
-        self.read(object, |record| {
-            if record.size > max_len {
-                return Err(RegistryError::wrong(
-                    format!("at most {max_len} bytes"),
-                    format!("{} bytes", record.size),
-                ));
-            }
-            self.client.small_blob(&record.digest, record.size)
-        })
+        self.all(object, max_len, Until::default())
+    }
+
+    fn fetch_within(
+        &self,
+        object: &str,
+        range: ByteRange,
+        deadline: Instant,
+    ) -> Result<Vec<u8>, OriginError> {
+        self.range(object, range, Until::ended(deadline))
+    }
+
+    fn fetch_all_within(
+        &self,
+        object: &str,
+        max_len: u64,
+        deadline: Instant,
+    ) -> Result<Vec<u8>, OriginError> {
+        let begin = Some(deadline);
+        self.all(object, max_len, Until { begin, end: None })
     }
 
     fn create(&self, object: &str, content: &mut dyn Read) -> Result<Created, OriginError> {
@@ -319,7 +348,8 @@ impl Origin for OciOrigin {
     }
 
     fn size(&self, object: &str) -> Result<u64, OriginError> {
-        let (record, _) = self.place(object).map_err(self.error(object))?;
+        let place = self.place(object, Until::default());
+        let (record, _) = place.map_err(self.error(object))?;
         if self
             .client
             .has_blob(&record.digest)
@@ -337,7 +367,7 @@ impl Origin for OciOrigin {
         let work = || {
             let mut out: Vec<ObjectInfo> = Vec::new();
             while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
-                match self.patiently(name, || self.look_up(name)) {
+                match self.patiently(name, || self.look_up(name, Until::default())) {
                     Ok((record, _)) => out.push(ObjectInfo {
                         name: record.object,
                         size: record.size,
@@ -367,7 +397,7 @@ impl Origin for OciOrigin {
     }
 
     fn remove(&self, object: &str) -> Result<(), OriginError> {
-        let digest = match self.patiently(object, || self.look_up(object)) {
+        let digest = match self.patiently(object, || self.look_up(object, Until::default())) {
             Ok((_, digest)) => digest,
             Err(OriginError::NotFound { .. }) => return Ok(()),
             Err(e) => return Err(e),

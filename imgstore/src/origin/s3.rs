@@ -19,7 +19,7 @@ use std::io::Read;
 use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use object_store::aws::{AmazonS3, AmazonS3Builder, AwsCredentialProvider};
@@ -27,6 +27,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore as _, ObjectStoreExt as _};
 use object_store::{GetResult, RetryConfig};
 use tokio::runtime::Runtime;
+use tokio::time::timeout;
 
 pub use address::S3Address;
 use credentials::{Credentials, Held};
@@ -39,8 +40,9 @@ use super::{ByteRange, Created, ObjectInfo, Origin, OriginError};
 use crate::credentials::environment::Environment;
 use crate::ids::to_u64;
 
-/// Longest time for one read with its body, and for any request without a large body.
-const READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// A body must bring so many bytes in every window of this length; there is no limit for all of it.
+const PROGRESS_WINDOW: Duration = Duration::from_secs(10);
+const PROGRESS_BYTES: u64 = 32 << 10;
 /// How often a write is tried in all.
 const WRITE_ATTEMPTS_MAX: u32 = 5;
 /// First pause between tries; it doubles.
@@ -144,51 +146,117 @@ impl S3Origin {
         object: &str,
         request: impl AsyncFn(&AmazonS3) -> object_store::Result<T>,
     ) -> Result<T, OriginError> {
-        let runtime = self.runtime.as_ref().expect("taken by `drop` only");
-        runtime.block_on(async {
-            let mut again = true;
-            loop {
-                let used: Held = self.credentials.now().await.map_err(|e| {
-                    let (origin, object) = (self.address(), object.to_owned());
-                    let reason = e.to_string();
-                    OriginError::Denied {
-                        origin,
-                        object,
-                        reason,
-                    }
-                })?;
-                let s3 = if used.is_some() {
-                    &self.signed
-                } else {
-                    &self.anonymous
-                };
-                let error = match request(s3).await {
-                    Ok(done) => return Ok(done),
-                    Err(e) => failure::explain(&e, &self.address(), object),
-                };
-                let denied = matches!(error, OriginError::Denied { .. });
-                if !(denied && again && self.credentials.changed_since(&used).await) {
-                    return Err(error);
+        self.block_on(self.attempt(object, request))
+    }
+
+    /// As `run`, given up at `deadline`.
+    fn run_until<T>(
+        &self,
+        object: &str,
+        deadline: Option<Instant>,
+        request: impl AsyncFn(&AmazonS3) -> object_store::Result<T>,
+    ) -> Result<T, OriginError> {
+        let Some(deadline) = deadline else {
+            return self.run(object, request);
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.block_on(async {
+            match timeout(left, self.attempt(object, request)).await {
+                Ok(done) => done,
+                Err(_elapsed) => {
+                    let seconds = left.as_secs_f64();
+                    Err(self.unavailable(object, format!("no answer within {seconds:.1} s")))
                 }
-                again = false;
             }
         })
     }
 
-    /// As `run`, for reads: bounded in time as a whole.
-    fn read<T>(
+    fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
+        let runtime = self.runtime.as_ref().expect("taken by `drop` only");
+        runtime.block_on(work)
+    }
+
+    async fn attempt<T>(
         &self,
         object: &str,
         request: impl AsyncFn(&AmazonS3) -> object_store::Result<T>,
     ) -> Result<T, OriginError> {
-        let bounded = self.run(object, async |s3| {
-            match tokio::time::timeout(READ_TIMEOUT, request(s3)).await {
-                Ok(done) => done.map(Some),
-                Err(_) => Ok(None),
+        let mut again = true;
+        loop {
+            let used: Held = self.credentials.now().await.map_err(|e| {
+                let (origin, object) = (self.address(), object.to_owned());
+                let reason = e.to_string();
+                OriginError::Denied {
+                    origin,
+                    object,
+                    reason,
+                }
+            })?;
+            let s3 = if used.is_some() {
+                &self.signed
+            } else {
+                &self.anonymous
+            };
+            let error = match request(s3).await {
+                Ok(done) => return Ok(done),
+                Err(e) => failure::explain(&e, &self.address(), object),
+            };
+            let denied = matches!(error, OriginError::Denied { .. });
+            if !(denied && again && self.credentials.changed_since(&used).await) {
+                return Err(error);
             }
+            again = false;
+        }
+    }
+
+    fn range(
+        &self,
+        object: &str,
+        range: ByteRange,
+        deadline: Option<Instant>,
+    ) -> Result<Vec<u8>, OriginError> {
+        let path = self.path(object)?;
+        let end = range.start.saturating_add(range.len);
+        let bytes = self.run_until(object, deadline, async |s3| {
+            let asked = GetOptions {
+                range: Some(GetRange::Bounded(range.start..end)),
+                ..GetOptions::default()
+            };
+            collect(s3.get_opts(&path, asked).await?, range.len).await
         })?;
-        let seconds = READ_TIMEOUT.as_secs();
-        bounded.ok_or_else(|| self.unavailable(object, format!("no answer within {seconds} s")))
+        if to_u64(bytes.len()) == range.len {
+            return Ok(bytes);
+        }
+        Err(self.wrong(
+            object,
+            format!("{} bytes at offset {}", range.len, range.start),
+            format!("{} bytes", bytes.len()),
+        ))
+    }
+
+    /// A whole object; `deadline` is for the beginning of the reply.
+    fn all(
+        &self,
+        object: &str,
+        max_len: u64,
+        deadline: Option<Instant>,
+    ) -> Result<Vec<u8>, OriginError> {
+        let path = self.path(object)?;
+        let got = self.run_until(object, deadline, async |s3| {
+            s3.get_opts(&path, GetOptions::default()).await
+        })?;
+        let announced = got.meta.size;
+        if announced > max_len {
+            let found = format!("{announced} bytes announced");
+            return Err(self.wrong(object, format!("at most {max_len} bytes"), found));
+        }
+        let bytes = self.block_on(collect(got, max_len));
+        let bytes = bytes.map_err(|e| failure::explain(&e, &self.address(), object))?;
+        if to_u64(bytes.len()) != announced {
+            let found = format!("{} bytes", bytes.len());
+            return Err(self.wrong(object, format!("{announced} bytes"), found));
+        }
+        Ok(bytes)
     }
 
     /// Repeats what failed in a way that may pass.
@@ -233,17 +301,35 @@ impl S3Origin {
     }
 }
 
-/// Collects a body of at most `max` bytes, and the beginning of what is more.
+/// Collects a body of at most `max` bytes, and the beginning of what is more, as long as it makes progress.
 async fn collect(got: GetResult, max: u64) -> object_store::Result<Vec<u8>> {
+    let slow = || object_store::Error::Generic {
+        store: "S3",
+        source: Box::new(Failure::Slow(PROGRESS_WINDOW)),
+    };
     let mut out = Vec::new();
     let mut stream = got.into_stream();
-    while let Some(bytes) = stream.next().await {
-        out.extend_from_slice(&bytes?);
+    let (mut window, mut in_window) = (Instant::now(), 0);
+    loop {
+        let Ok(next) = timeout(PROGRESS_WINDOW, stream.next()).await else {
+            return Err(slow());
+        };
+        let Some(bytes) = next else {
+            return Ok(out);
+        };
+        let bytes = bytes?;
+        in_window += to_u64(bytes.len());
+        out.extend_from_slice(&bytes);
         if to_u64(out.len()) > max {
-            break;
+            return Ok(out);
+        }
+        if window.elapsed() > PROGRESS_WINDOW {
+            if in_window < PROGRESS_BYTES {
+                return Err(slow());
+            }
+            (window, in_window) = (Instant::now(), 0);
         }
     }
-    Ok(out)
 }
 
 impl Origin for S3Origin {
@@ -252,44 +338,29 @@ impl Origin for S3Origin {
     }
 
     fn fetch(&self, object: &str, range: ByteRange) -> Result<Vec<u8>, OriginError> {
-        let path = self.path(object)?;
-        let end = range.start.saturating_add(range.len);
-        let bytes = self.read(object, async |s3| {
-            let asked = GetOptions {
-                range: Some(GetRange::Bounded(range.start..end)),
-                ..GetOptions::default()
-            };
-            collect(s3.get_opts(&path, asked).await?, range.len).await
-        })?;
-        if to_u64(bytes.len()) == range.len {
-            return Ok(bytes);
-        }
-        Err(self.wrong(
-            object,
-            format!("{} bytes at offset {}", range.len, range.start),
-            format!("{} bytes", bytes.len()),
-        ))
+        self.range(object, range, None)
     }
 
     fn fetch_all(&self, object: &str, max_len: u64) -> Result<Vec<u8>, OriginError> {
-        let path = self.path(object)?;
-        let (announced, bytes) = self.read(object, async |s3| {
-            let got = s3.get_opts(&path, GetOptions::default()).await?;
-            let announced = got.meta.size;
-            if announced > max_len {
-                return Ok((announced, Vec::new()));
-            }
-            Ok((announced, collect(got, max_len).await?))
-        })?;
-        if announced > max_len {
-            let found = format!("{announced} bytes announced");
-            return Err(self.wrong(object, format!("at most {max_len} bytes"), found));
-        }
-        if to_u64(bytes.len()) != announced {
-            let found = format!("{} bytes", bytes.len());
-            return Err(self.wrong(object, format!("{announced} bytes"), found));
-        }
-        Ok(bytes)
+        self.all(object, max_len, None)
+    }
+
+    fn fetch_within(
+        &self,
+        object: &str,
+        range: ByteRange,
+        deadline: Instant,
+    ) -> Result<Vec<u8>, OriginError> {
+        self.range(object, range, Some(deadline))
+    }
+
+    fn fetch_all_within(
+        &self,
+        object: &str,
+        max_len: u64,
+        deadline: Instant,
+    ) -> Result<Vec<u8>, OriginError> {
+        self.all(object, max_len, Some(deadline))
     }
 
     fn create(&self, object: &str, content: &mut dyn Read) -> Result<Created, OriginError> {
@@ -313,7 +384,7 @@ impl Origin for S3Origin {
 
     fn size(&self, object: &str) -> Result<u64, OriginError> {
         let path = self.path(object)?;
-        Ok(self.read(object, async |s3| s3.head(&path).await)?.size)
+        Ok(self.run(object, async |s3| s3.head(&path).await)?.size)
     }
 
     fn list_info(&self, prefix: &str) -> Result<Vec<ObjectInfo>, OriginError> {

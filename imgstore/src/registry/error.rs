@@ -1,13 +1,13 @@
 //! Why a registry did not do what it was asked, without saying which origin or import asked.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use chrono::{DateTime, Utc};
 use reqwest::StatusCode;
-use reqwest::header::{HeaderMap, RETRY_AFTER};
+use reqwest::header::HeaderMap;
 use serde::Deserialize;
 
 use super::credentials::PLACES;
+use crate::origin::http::retry_after::retry_after;
 
 /// Longest text of a server that is repeated in a message.
 const SAID_CHARS_MAX: usize = 200;
@@ -95,7 +95,7 @@ impl RegistryError {
             (StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE, _)
             | (_, "TOOMANYREQUESTS") => Self::Busy {
                 reason,
-                retry_after: retry_after(headers),
+                retry_after: retry_after(headers, SystemTime::now()),
             },
             (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _)
             | (_, "DENIED" | "UNAUTHORIZED") => Self::Denied(format!("{reason}; {PLACES}")),
@@ -117,14 +117,4 @@ impl RegistryError {
             Self::Busy { .. } | Self::Unavailable(_) | Self::Wrong { .. }
         )
     }
-}
-
-/// `Retry-After` in seconds or as a date.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    if let Ok(seconds) = text.parse() {
-        return Some(Duration::from_secs(seconds));
-    }
-    let at = DateTime::parse_from_rfc2822(text).ok()?;
-    (at.with_timezone(&Utc) - Utc::now()).to_std().ok()
 }

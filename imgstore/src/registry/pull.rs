@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::client::{RawManifest, RegistryClient};
+use super::api::RawManifest;
+use super::client::RegistryClient;
 use super::error::RegistryError;
 use super::reference::{ImageReference, Version, is_sha256};
 use crate::credentials::environment::Environment;

@@ -75,6 +75,7 @@ impl Slot {
 
     fn current(
         &self,
+        until: Option<Instant>,
         renew: impl FnOnce() -> Result<(Secret, Duration), RegistryError>,
     ) -> Result<Token, RegistryError> {
         let mut state = self.lock();
@@ -90,9 +91,11 @@ impl Slot {
                 break;
             }
             let seen = state.renewals;
+            let left = until.map(|at| at.saturating_duration_since(now));
+            let wait = left.map_or(WAIT_MAX, |left| left.min(WAIT_MAX));
             let (next, timeout) = self
                 .renewed
-                .wait_timeout_while(state, WAIT_MAX, |s| s.renewals == seen)
+                .wait_timeout_while(state, wait, |s| s.renewals == seen)
                 .unwrap_or_else(PoisonError::into_inner);
             state = next;
             if timeout.timed_out() {
@@ -155,13 +158,14 @@ impl Tokens {
         Arc::clone(slots.entry(key.clone()).or_default())
     }
 
-    /// A good token; `renew` gives a new one and how long it lives.
+    /// A good token; `renew` gives a new one and how long it lives. Waits for another's renewal at most `until` then.
     pub(super) fn current(
         &self,
         key: &Key,
+        until: Option<Instant>,
         renew: impl FnOnce() -> Result<(Secret, Duration), RegistryError>,
     ) -> Result<Token, RegistryError> {
-        self.slot(key).current(renew)
+        self.slot(key).current(until, renew)
     }
 
     /// The registry refused this token: it is not used again.
@@ -206,7 +210,7 @@ mod tests {
                     let (start, tokens, calls, entered) = (&start, &tokens, &calls, &entered);
                     scope.spawn(move || {
                         start.wait();
-                        let got = tokens.current(&key(), || {
+                        let got = tokens.current(&key(), None, || {
                             if calls.fetch_add(1, Ordering::Relaxed) == 0 {
                                 entered.wait();
                             }
@@ -234,7 +238,7 @@ mod tests {
         ask_all(false);
         assert_eq!(calls.load(Ordering::Relaxed), 1);
         let token = tokens
-            .current(&key(), || unreachable!("it is good"))
+            .current(&key(), None, || unreachable!("it is good"))
             .unwrap();
         tokens.reject(
             &key(),
@@ -244,11 +248,11 @@ mod tests {
             },
         );
         tokens
-            .current(&key(), || unreachable!("another one was refused"))
+            .current(&key(), None, || unreachable!("another one was refused"))
             .unwrap();
         tokens.reject(&key(), &token);
         let next = tokens
-            .current(&key(), || Ok((Secret::new("n"), LIFE_UNSAID)))
+            .current(&key(), None, || Ok((Secret::new("n"), LIFE_UNSAID)))
             .unwrap();
         assert_eq!(next.value.reveal(), "n");
     }
@@ -264,7 +268,7 @@ mod tests {
         let tokens = Tokens::default();
         let life = Duration::from_millis(400);
         let first = tokens
-            .current(&key(), || Ok((Secret::new("a"), life)))
+            .current(&key(), None, || Ok((Secret::new("a"), life)))
             .unwrap();
         let mut refused = 0;
         let begun = Instant::now();
@@ -273,13 +277,13 @@ mod tests {
                 refused += 1;
                 Err(RegistryError::Unavailable("down".to_owned()))
             };
-            match tokens.current(&key(), fail) {
+            match tokens.current(&key(), None, fail) {
                 Ok(token) => assert_eq!(token.number, first.number),
                 Err(_) => break,
             }
         }
         assert!((1..50).contains(&refused), "{refused}");
-        let error = tokens.current(&key(), || Err(RegistryError::NotFound));
+        let error = tokens.current(&key(), None, || Err(RegistryError::NotFound));
         assert!(matches!(error, Err(RegistryError::NotFound)));
     }
 }

@@ -7,7 +7,8 @@ use reqwest::header::{CONTENT_RANGE, CONTENT_TYPE};
 use reqwest::{Method, Url};
 use sha2::{Digest as _, Sha256};
 
-use super::client::{Access, Ask, RegistryClient, UPLOAD_TIMEOUT, digest_text, sha256_hex};
+use super::api::{digest_text, sha256_hex};
+use super::client::{Access, Ask, RegistryClient, UPLOAD_TIMEOUT};
 use super::error::RegistryError;
 use crate::ids::to_u64;
 

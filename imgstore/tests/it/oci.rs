@@ -375,6 +375,7 @@ fn wrong_answers_are_errors() {
         status,
         headers: headers.iter().map(|(n, v)| (*n, (*v).to_owned())).collect(),
         body: body.to_vec(),
+        ..Canned::default()
     };
     // The place is remembered, so each answer is to the range.
     for answer in [
@@ -438,6 +439,42 @@ fn wrong_answers_are_errors() {
     ));
     let error = origin.fetch_all("tags/o", 10).unwrap_err();
     assert!(error.to_string().contains(&lie), "{error}");
+}
+
+/// A registry or token server that takes a request and says nothing: the reader's deadline ends it, also for those who
+/// wait for another's token. Turned red by: deadlines that are not handed on (30 s).
+#[test]
+fn a_silent_registry_is_left_at_the_deadline() {
+    let mock = mock();
+    let origin = mock.origin(ME);
+    let soon = || Instant::now() + Duration::from_millis(300);
+    let late = Duration::from_secs(15);
+    let silent = || Canned {
+        hang: true,
+        ..Canned::default()
+    };
+    let begun = Instant::now();
+    mock.state().script.push_back(silent());
+    let error = origin.fetch_within("packs/o", RANGE, soon()).unwrap_err();
+    assert!(matches!(error, OriginError::Unavailable { .. }), "{error}");
+    mock.state().script.push_back(silent());
+    let error = origin.fetch_all_within("packs/o", 10, soon()).unwrap_err();
+    assert!(error.to_string().contains("no answer within"), "{error}");
+    with_tokens(&mock, Duration::from_secs(600));
+    mock.state().token_hangs = true;
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| origin.fetch_within("packs/o", RANGE, soon()).unwrap_err());
+        }
+    });
+    assert!(begun.elapsed() < late, "{:?}", begun.elapsed());
+    mock.state().token_hangs = false;
+    assert_eq!(
+        origin
+            .fetch_within("packs/o", RANGE, begun + late * 2)
+            .unwrap(),
+        b"234"
+    );
 }
 
 /// What was remembered and has moved is looked up again.

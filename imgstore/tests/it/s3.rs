@@ -4,7 +4,7 @@ pub(crate) mod server;
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use imgstore::build::BuildOptions;
 use imgstore::origin::{ByteRange, Created, Origin, OriginError};
@@ -32,6 +32,7 @@ fn headers(status: u16, headers: &[(&'static str, &str)], body: &[u8]) -> Canned
         status,
         headers: headers.iter().map(own).collect(),
         body: body.to_vec(),
+        ..Canned::default()
     }
 }
 
@@ -338,10 +339,10 @@ fn a_credential_process_runs_once_for_all_readers() {
     let first = runs();
     assert!((1..=2).contains(&first), "{first} runs");
     write(expires(3600));
-    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(20);
     while runs() == first {
         origin.fetch("o", RANGE).unwrap();
-        assert!(std::time::Instant::now() < deadline, "never renewed");
+        assert!(Instant::now() < deadline, "never renewed");
     }
     read_all();
     assert_eq!(runs(), first + 1);
@@ -361,6 +362,29 @@ fn a_credential_process_runs_once_for_all_readers() {
             "{text}"
         );
     }
+}
+
+/// A server that takes a request and says nothing: the reader's deadline ends it. Turned red by: deadlines that are not
+/// handed on (30 s).
+#[test]
+fn a_silent_server_is_left_at_the_deadline() {
+    let server = Server::start();
+    let origin = server.origin();
+    origin.create("o", &mut &b"0123456789"[..]).unwrap();
+    let begun = Instant::now();
+    let soon = || Instant::now() + Duration::from_millis(300);
+    let silent = Canned {
+        hang: true,
+        ..Canned::default()
+    };
+    server.script([silent.clone(), silent]);
+    let error = origin.fetch_within("o", RANGE, soon()).unwrap_err();
+    assert!(matches!(error, OriginError::Unavailable { .. }), "{error}");
+    let error = origin.fetch_all_within("o", 10, soon()).unwrap_err();
+    assert!(error.to_string().contains("no answer within"), "{error}");
+    let late = begun + Duration::from_secs(15);
+    assert!(Instant::now() < late);
+    assert_eq!(origin.fetch_within("o", RANGE, late).unwrap(), b"234");
 }
 
 /// A clock that is 20 minutes off is named, from the server's own `Date`.

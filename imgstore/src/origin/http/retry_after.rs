@@ -11,7 +11,7 @@ fn date(headers: &HeaderMap, name: hyper::header::HeaderName) -> Option<SystemTi
 
 /// How long the server wants to be left alone. A date is compared with the reply's own, if it has one: the clocks of two
 /// hosts may differ by more than the pause. Nonsense counts as nothing said.
-pub(super) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+pub(crate) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if let Ok(seconds) = text.parse() {
         return Some(Duration::from_secs(seconds));

@@ -109,12 +109,12 @@ mod tests {
     fn records_come_back() {
         let record = Record {
             object: "tags/base/a/1.json".to_owned(),
-            digest: crate::registry::client::sha256_hex(b"x"),
+            digest: crate::registry::api::sha256_hex(b"x"),
             size: 7,
             created: SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(1_764_000_000_123),
         };
         assert_eq!(Record::parse(&record.to_bytes()).unwrap(), record);
-        assert_eq!(crate::registry::client::sha256_hex(EMPTY), EMPTY_DIGEST);
+        assert_eq!(crate::registry::api::sha256_hex(EMPTY), EMPTY_DIGEST);
         for bad in ["", "{}", "[]", r#"{"schemaVersion":2}"#] {
             assert!(Record::parse(bad.as_bytes()).is_err());
         }

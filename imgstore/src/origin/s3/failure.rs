@@ -1,14 +1,15 @@
 //! What an S3 server said when it did not do what it was asked, and what that means to the caller.
 
 use std::error::Error;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use chrono::{DateTime, Utc};
 use reqwest::StatusCode;
-use reqwest::header::{DATE, HeaderMap, LOCATION, RETRY_AFTER};
+use reqwest::header::{DATE, HeaderMap, LOCATION};
 
 use super::credentials::{NoCredentials, PLACES};
 use crate::origin::OriginError;
+use crate::origin::http::retry_after::retry_after;
 
 /// Clocks that differ by more are named as the likely cause of a refusal; servers allow 15 minutes.
 const CLOCK_SKEW_NAMED: Duration = Duration::from_secs(300);
@@ -61,6 +62,9 @@ pub(super) enum Failure {
         expected: &'static str,
         found: String,
     },
+    /// Nothing, or too little, came in time.
+    #[error("no answer, or too slow a one, within {:.1} s", .0.as_secs_f64())]
+    Slow(Duration),
 }
 
 fn said(code: Option<&str>, message: Option<&str>) -> String {
@@ -77,16 +81,6 @@ fn element(xml: &str, name: &str) -> Option<String> {
     let (text, _) = rest.split_once("</")?;
     let shown = text.chars().filter(|c| !c.is_control());
     Some(shown.take(SAID_CHARS_MAX).collect())
-}
-
-/// `Retry-After` in seconds or as a date.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    if let Ok(seconds) = text.parse() {
-        return Some(Duration::from_secs(seconds));
-    }
-    let at = DateTime::parse_from_rfc2822(text).ok()?;
-    (at.with_timezone(&Utc) - Utc::now()).to_std().ok()
 }
 
 fn clock(headers: &HeaderMap) -> Option<String> {
@@ -116,7 +110,7 @@ impl Failure {
             status,
             code: element(&body, "Code"),
             message: element(&body, "Message"),
-            retry_after: retry_after(headers),
+            retry_after: retry_after(headers, SystemTime::now()),
             clock: clock(headers),
             elsewhere: region.or_else(|| target.map(|t| format!("`{t}`"))),
         }
@@ -130,7 +124,7 @@ impl Failure {
     pub(super) const fn status(&self) -> Option<StatusCode> {
         match self {
             Self::Refused { status, .. } => Some(*status),
-            Self::Answer { .. } => None,
+            Self::Answer { .. } | Self::Slow(_) => None,
         }
     }
 
@@ -145,7 +139,12 @@ impl Failure {
         } = self
         else {
             let Self::Answer { expected, found } = self else {
-                unreachable!("two variants");
+                let reason = self.to_string();
+                return OriginError::Unavailable {
+                    origin,
+                    object,
+                    reason,
+                };
             };
             return OriginError::WrongAnswer {
                 origin,

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Bytes, Incoming};
+use hyper::http::request::Parts;
 use hyper::service::service_fn;
 use hyper::{HeaderMap, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -38,6 +39,8 @@ pub(crate) struct State {
     pub(crate) token_life: Duration,
     /// The token server refuses everybody.
     pub(crate) token_refused: bool,
+    /// The token server takes requests and never answers.
+    pub(crate) token_hangs: bool,
     /// Requests to the token server: query or form.
     pub(crate) token_calls: Vec<String>,
     valid: HashMap<String, Instant>,
@@ -90,6 +93,42 @@ impl State {
         reply(200, &[], body.as_bytes())
     }
 
+    /// The answer; none where the client is to wait.
+    fn answer(&mut self, port: u16, parts: &Parts, body: &[u8]) -> Option<Reply> {
+        let path = parts.uri.path().to_owned();
+        if path == "/token" {
+            let query = parts.uri.query().unwrap_or_default();
+            let form = String::from_utf8_lossy(body);
+            let asked = format!("{} {query}{form}", parts.method);
+            let hangs = self.token_hangs;
+            let reply = self.token(&parts.headers, asked);
+            return (!hangs).then_some(reply);
+        }
+        self.seen.push(Seen {
+            method: parts.method.to_string(),
+            uri: parts.uri.to_string(),
+            headers: parts.headers.clone(),
+        });
+        if !self.is_allowed(&parts.headers) {
+            let realm = format!("http://127.0.0.1:{port}/token");
+            let usual = format!(r#"Bearer realm="{realm}",service="mock",scope="x""#);
+            let mut challenges = self.challenges.clone();
+            if challenges.is_empty() {
+                challenges.push(usual);
+            }
+            let named = |c| ("www-authenticate", c);
+            let headers: Vec<(&str, &str)> =
+                challenges.iter().map(String::as_str).map(named).collect();
+            return Some(reply(401, &headers, b"{}"));
+        }
+        let Some(canned) = self.script.pop_front() else {
+            return Some(self.file(&path, &parts.headers));
+        };
+        let own = canned.headers.iter();
+        let headers: Vec<(&str, &str)> = own.map(|(n, v)| (*n, v.as_str())).collect();
+        (!canned.hang).then(|| reply(canned.status, &headers, &canned.body))
+    }
+
     fn is_allowed(&self, headers: &HeaderMap) -> bool {
         let shown = authorization(headers);
         match &self.auth {
@@ -139,42 +178,11 @@ async fn answer(
         .await
         .map(|b| b.to_bytes())
         .unwrap_or_default();
-    let mut state = state.lock().unwrap();
-    let path = parts.uri.path().to_owned();
-    if path == "/token" {
-        let query = parts.uri.query().unwrap_or_default();
-        let asked = format!("{} {query}{}", parts.method, String::from_utf8_lossy(&body));
-        return Ok(state.token(&parts.headers, asked));
+    let answer = state.lock().unwrap().answer(port, &parts, &body);
+    match answer {
+        Some(reply) => Ok(reply),
+        None => std::future::pending().await,
     }
-    state.seen.push(Seen {
-        method: parts.method.to_string(),
-        uri: parts.uri.to_string(),
-        headers: parts.headers.clone(),
-    });
-    if !state.is_allowed(&parts.headers) {
-        let usual =
-            format!(r#"Bearer realm="http://127.0.0.1:{port}/token",service="mock",scope="x""#);
-        let mut headers: Vec<(&str, &str)> = Vec::new();
-        if state.challenges.is_empty() {
-            headers.push(("www-authenticate", &usual));
-        }
-        headers.extend(
-            state
-                .challenges
-                .iter()
-                .map(|c| ("www-authenticate", c.as_str())),
-        );
-        return Ok(reply(401, &headers, b"{}"));
-    }
-    if let Some(canned) = state.script.pop_front() {
-        let headers: Vec<(&str, &str)> = canned
-            .headers
-            .iter()
-            .map(|(n, v)| (*n, v.as_str()))
-            .collect();
-        return Ok(reply(canned.status, &headers, &canned.body));
-    }
-    Ok(state.file(&path, &parts.headers))
 }
 
 impl Mock {

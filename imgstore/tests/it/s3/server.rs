@@ -24,6 +24,8 @@ pub(crate) struct Canned {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(&'static str, String)>,
     pub(crate) body: Vec<u8>,
+    /// No answer at all.
+    pub(crate) hang: bool,
 }
 
 /// What came in.
@@ -73,6 +75,7 @@ async fn answer(
         gate.script.pop_front()
     };
     Ok(match next {
+        Some(answer) if answer.hang => std::future::pending().await,
         Some(answer) => canned(answer),
         None => {
             // `s3s-fs` looks and then writes; S3 does both at once.
