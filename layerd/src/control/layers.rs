@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use imgstore::fetch::origins::OriginSet;
@@ -32,12 +32,6 @@ pub(crate) enum LayersError {
     Layer(#[from] LayerError),
     #[error("cannot keep what describes a layer: {0}")]
     Cache(#[from] CacheError),
-    #[error("cannot keep `{path}`: {source}")]
-    Io {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
 }
 
 /// See the head of this file.
@@ -178,8 +172,7 @@ impl LayerStore {
 
     fn fetch_meta(&self, layer: &Layer) -> Result<(), LayersError> {
         if layer.manifest.meta.size > WHOLE_BYTES_MAX {
-            let path = self.paths.layer(&layer.digest).join(META);
-            return self.stream_meta(layer, &path);
+            return self.stream_meta(layer);
         }
         let read = |origin: &dyn imgstore::origin::Origin| {
             let meta = layer::read_meta(origin, &layer.manifest)?;
@@ -198,7 +191,7 @@ impl LayerStore {
     }
 
     /// Writes a large metadata image as it comes.
-    fn stream_meta(&self, layer: &Layer, path: &Path) -> Result<(), LayersError> {
+    fn stream_meta(&self, layer: &Layer) -> Result<(), LayersError> {
         // A disk that fails is no fault of the origin: it is not a reason to ask the next one.
         let full = Cell::new(None);
         let write = |file: &File| {
@@ -215,11 +208,13 @@ impl LayerStore {
                 }
             })?;
             step("a description is written");
-            let failed = |source| LayersError::Io {
-                path: path.to_owned(),
-                source,
-            };
-            full.take().map_or(Ok(()), |source| Err(failed(source)))
+            match full.take() {
+                Some(source) => Err(LayersError::from(CacheError::Write {
+                    path: self.paths.layer(&layer.digest).join(META),
+                    source,
+                })),
+                None => Ok(()),
+            }
         };
         let size = layer.manifest.meta.size;
         self.cache

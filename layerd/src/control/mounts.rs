@@ -93,7 +93,7 @@ impl MountsError {
                 LayerError::Damaged { .. } => ErrorKind::Corrupt,
                 _ => ErrorKind::Unavailable,
             },
-            Self::Layers(LayersError::Io { .. } | LayersError::Cache(_))
+            Self::Layers(LayersError::Cache(_))
             | Self::Link(LinkError::Version { .. } | LinkError::Feature { .. })
             | Self::Mount(_)
             | Self::Record(_)

@@ -240,7 +240,7 @@ impl Loader {
                 continue;
             }
             if let Slot::Vacant(slot) = state.pending.entries.entry(digest) {
-                slot.insert(Entry::new(place, Vec::new()));
+                slot.insert(Entry::looking(place, None));
                 indexes.push(index);
             }
         }
@@ -353,7 +353,7 @@ impl State {
         let entry = match self.pending.entries.entry(digest) {
             Slot::Occupied(entry) => entry.into_mut(),
             Slot::Vacant(slot) => {
-                slot.insert(Entry::new(waiter.place.clone(), vec![waiter]));
+                slot.insert(Entry::looking(waiter.place.clone(), Some(waiter)));
                 return Joined::Fresh;
             }
         };
@@ -521,9 +521,15 @@ impl Shared {
     /// A request that came to nothing must not fail a reader who only joined it, read-ahead's or another reader's: asks
     /// once more, now for this reader. Whether it did.
     fn asks_for_reader(&self, digest: &Digest, reason: &str) -> bool {
-        let state = self.lock();
-        let entry = state.pending.entries.get(digest);
-        let joined = entry.is_some_and(|entry| entry.has_new_reader(self.patience));
+        let mut state = self.lock();
+        let entry = state.pending.entries.get_mut(digest);
+        let joined = entry.is_some_and(|entry| {
+            let joined = entry.has_new_reader(self.patience);
+            if joined {
+                entry.turn_to_another_layer();
+            }
+            joined
+        });
         drop(state);
         if joined {
             tracing::debug!(%digest, reason, "asking again for a reader who came later");

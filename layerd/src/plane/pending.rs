@@ -74,18 +74,25 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// A segment that nobody has asked for yet.
-    pub(crate) fn new(place: Place, waiters: Vec<Waiter>) -> Self {
+    /// A segment that somebody begins to look for.
+    pub(crate) fn looking(place: Place, waiter: Option<Waiter>) -> Self {
         Self {
-            prefetch: waiters.is_empty(),
             place,
             stage: Stage::Looking,
-            waiters,
+            prefetch: waiter.is_none(),
+            waiters: waiter.into_iter().collect(),
             asked_idle: false,
             asked: Instant::now(),
             second_try: false,
             in_vain: Vec::new(),
         }
+    }
+
+    /// The control process is asked now.
+    pub(crate) fn ask(&mut self) {
+        self.stage = Stage::Asked;
+        self.asked_idle = self.prefetch;
+        self.asked = Instant::now();
     }
 
     /// The layer that was asked cannot give the segment. Turns to the layer of another reader, which may have it in
@@ -99,15 +106,6 @@ impl Entry {
         self.place = place;
         self.second_try = false;
         true
-    }
-}
-
-impl Entry {
-    /// The control process is asked now.
-    pub(crate) fn ask(&mut self) {
-        self.stage = Stage::Asked;
-        self.asked_idle = self.prefetch;
-        self.asked = Instant::now();
     }
 
     /// Whether a reader came after the control process was asked: the refusal of that request is not an answer to it, and it
