@@ -331,3 +331,72 @@ pub(crate) fn check(
         Err(error) => Err(error),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, chown};
+
+    use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
+
+    use super::*;
+
+    /// Mutation: without the comparison, an empty folder is the image.
+    #[test]
+    fn the_first_thing_that_differs_is_named_with_what_was_expected() {
+        let test = SelfTest::new(Addressing::Flat);
+        let folder = tempfile::tempdir().unwrap();
+        let differs = || match test.compare(folder.path()).unwrap_err() {
+            SelfTestError::Differs {
+                path,
+                expected,
+                found,
+                ..
+            } => (path, expected, found),
+            other => panic!("{other}"),
+        };
+        let (path, expected, found) = differs();
+        assert_eq!(path, "");
+        assert!(
+            expected.starts_with("mode 41777, owner 70000:80000, time -5.123456789, 13 names"),
+            "{expected}"
+        );
+        assert!(
+            found.contains("owner 0:0") && found.contains(" 0 names"),
+            "{found}"
+        );
+        // The same attributes and names, and nothing in the files.
+        for name in [
+            "device",
+            "empty",
+            "holes",
+            "jumps",
+            "large",
+            "link",
+            "long-link",
+        ] {
+            fs::write(folder.path().join(name), b"").unwrap();
+        }
+        for name in [
+            "many",
+            "pipe",
+            "small",
+            "small-again",
+            "touching",
+            "whiteout",
+        ] {
+            fs::write(folder.path().join(name), b"").unwrap();
+        }
+        chown(folder.path(), Some(70_000), Some(80_000)).unwrap();
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+        let time = Timespec {
+            tv_sec: -5,
+            tv_nsec: 123_456_789,
+        };
+        let times = Timestamps {
+            last_access: time,
+            last_modification: time,
+        };
+        utimensat(CWD, folder.path(), &times, AtFlags::empty()).unwrap();
+        assert_eq!(differs().0, "device");
+    }
+}
