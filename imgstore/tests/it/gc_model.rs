@@ -209,6 +209,17 @@ impl Life {
         needed.intersection(&all).cloned().collect()
     }
 
+    /// Whether a lease written a moment ago says that the layer lost a tag.
+    fn says_untagged(&self, layer: &Digest) -> bool {
+        let origin = &*self.aged.origin();
+        let leases = origin.list("leases/").unwrap();
+        leases.iter().filter(|l| l.contains("untagged")).any(|lease| {
+            let content = origin.fetch_all(lease, 1 << 20).unwrap();
+            let young = self.age(lease).is_some_and(|age| age < Duration::from_mins(1));
+            young && String::from_utf8_lossy(&content).contains(&layer.to_hex())
+        })
+    }
+
     fn take(&mut self, done: Done) {
         self.pins.extend(done.pins);
         for name in &done.released {
@@ -239,6 +250,10 @@ impl Life {
         self.take(done);
         let after = tags_of(&*origin);
         let at = |n: u8| format!("base/t:{}", name(n));
+        let lost = before.iter().filter(|(tag, layer)| after.get(*tag) != Some(*layer));
+        for (tag, layer) in lost {
+            assert!(self.says_untagged(layer), "{tag} went without a word");
+        }
         match op {
             Op::Build(_, n) => assert!(after.contains_key(&at(*n))),
             Op::Tag(from, to) => assert_eq!(
