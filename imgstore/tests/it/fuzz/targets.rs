@@ -136,7 +136,7 @@ pub(super) fn names() -> Target {
         "dir:/srv/layers",
         "http://host:80/layers",
         "tags/base/python/3.11.json",
-        "oci:/x:tag",
+        "docker://host:5000/a/b:tag",
         "docker-archive:/x",
     ];
     simple(texts.map(|text| text.as_bytes().to_vec()).into(), |bytes| {
@@ -161,6 +161,7 @@ pub(super) fn names() -> Target {
             told(text.parse::<Digest>()),
             told(text.parse::<OriginUrl>()),
             told(text.parse::<imgstore::process::Process>()),
+            told(text.parse::<imgstore::registry::reference::ImageReference>()),
         ];
         let any = parts.iter().find(|part| *part == "ok");
         any.cloned().unwrap_or_else(|| parts.join(" "))
