@@ -187,19 +187,11 @@ impl Leases {
         self.shared.changed.notify_all();
     }
 
-    /// Lines for `/metrics`.
-    pub(crate) fn metrics(&self) -> String {
+    /// For the metrics: how many layers leases shall name, and how many leases could not be written or came late.
+    pub(crate) fn counts(&self) -> (u64, u64) {
         let failures = self.shared.failures.load(Ordering::Relaxed);
         let leased = self.shared.lock().wanted().len();
-        format!(
-            "# HELP dsec_layerd_lease_failures_total Leases on mounted layers that could not be written or came late.\n\
-             # TYPE dsec_layerd_lease_failures_total counter\n\
-             dsec_layerd_lease_failures_total {failures}\n\
-             # HELP dsec_layerd_leased_layers Layers that leases shall name.\n\
-             # TYPE dsec_layerd_leased_layers gauge\n\
-             dsec_layerd_leased_layers {}\n",
-            to_u64(leased)
-        )
+        (to_u64(leased), failures)
     }
 }
 

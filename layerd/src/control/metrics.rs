@@ -62,6 +62,8 @@ pub(crate) struct Sample<'a> {
     pub(crate) now: &'a PlaneNow,
     pub(crate) depth: QueueDepth,
     pub(crate) origins: &'a [HealthSnapshot],
+    /// Layers that leases shall name, and leases that failed.
+    pub(crate) leases: (u64, u64),
     pub(crate) control: &'a ControlMetrics,
 }
 
@@ -313,6 +315,13 @@ fn mounts(page: &mut Page, states: &[MountState], control: &ControlMetrics) {
     );
 }
 
+fn leases(page: &mut Page, (leased, failures): (u64, u64)) {
+    let help = "Layers that leases shall name.";
+    page.gauge("leased_layers", help, &[], leased);
+    let help = "Leases on mounted layers that could not be written or came late.";
+    page.counter("lease_failures_total", help, &[], failures);
+}
+
 fn reading(page: &mut Page, now: &PlaneNow, depth: QueueDepth) {
     let help = "How long pieces of reads took, from the request's arrival to its answer.";
     page.durations("read_seconds", help, &[("result", "hit")], &now.hit);
@@ -431,6 +440,7 @@ fn page(sample: &Sample<'_>) -> Page {
     cache(&mut page, sample.stats);
     origins(&mut page, sample.origins);
     mounts(&mut page, sample.states, sample.control);
+    leases(&mut page, sample.leases);
     reading(&mut page, sample.now, sample.depth);
     processes(&mut page, sample);
     page
@@ -467,6 +477,7 @@ mod tests {
             now: &PlaneNow::default(),
             depth: QueueDepth::default(),
             origins: &[OriginHealth::new("https://me:secret@host/x".to_owned()).snapshot()],
+            leases: (1, 0),
             control: &ControlMetrics::new(),
         }))
     }

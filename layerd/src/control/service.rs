@@ -112,16 +112,15 @@ impl Service {
         let states: Vec<MountState> = self.mounts.all().iter().map(|m| m.state).collect();
         let health = self.mounts.feed.health();
         let origins: Vec<_> = health.iter().map(|origin| origin.snapshot()).collect();
-        let mut text = metrics::render(&Sample {
+        metrics::render(&Sample {
             stats: &stats,
             states: &states,
             now: &now,
             depth: self.mounts.feed.depth(),
             origins: &origins,
+            leases: self.mounts.leases.counts(),
             control: &self.metrics,
-        });
-        text.push_str(&self.mounts.leases.metrics());
-        text
+        })
     }
 
     fn look(&self) -> (Stats, PlaneNow) {

@@ -69,7 +69,11 @@ fn tags(world: &World) -> Vec<String> {
 fn all_right(world: &World) {
     for tag in tags(world) {
         let report = json(&run(world, &["verify", &tag, "--json"]));
-        assert_eq!(report.get("damage"), Some(&Value::Array(Vec::new())), "{tag}");
+        assert_eq!(
+            report.get("damage"),
+            Some(&Value::Array(Vec::new())),
+            "{tag}"
+        );
     }
 }
 
