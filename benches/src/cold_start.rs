@@ -8,6 +8,7 @@ mod needed;
 mod plot;
 mod report;
 mod sample;
+mod traced;
 mod ways;
 mod workload;
 
@@ -153,6 +154,8 @@ pub(crate) fn run(args: &ColdStartArgs) -> Result<()> {
     };
     let mut report = Report::new(args.delay, args.runs);
     for workload in workloads {
+        let of_this = |way: &Way| traced::applies(*way, workload);
+        let ways: Vec<Way> = ways.iter().copied().filter(of_this).collect();
         stage(&setting, workload, &ways, &served)?;
         let needed = needed::measure(&setting, workload)?;
         report.add_workload(workload, needed);
@@ -199,7 +202,12 @@ fn prepare(
 
 /// Puts what a workload's ways download into the origin's memory, its images on the local disk, and everything
 /// of it into the cache of the cached way.
-fn stage(setting: &Setting<'_>, workload: &Workload, ways: &[Way], served: &Path) -> Result<()> {
+fn stage(
+    setting: &Setting<'_>,
+    workload: &'static Workload,
+    ways: &[Way],
+    served: &Path,
+) -> Result<()> {
     progress!("{}: {}", workload.name, workload.what);
     command::shell(
         "rm -rf \"$1\"/* && mkdir \"$1/artifacts\"",
@@ -227,6 +235,9 @@ fn stage(setting: &Setting<'_>, workload: &Workload, ways: &[Way], served: &Path
             "cp -a \"$1\" \"$2/store\"",
             &[store.as_os_str(), served.as_os_str()],
         )?;
+    }
+    for way in ways {
+        traced::prepare(setting, workload, *way, &served.join("store"))?;
     }
     if ways.contains(&Way::Cached) {
         setting.origin.set(Duration::ZERO, 0)?;

@@ -96,8 +96,36 @@ impl Binaries {
 
     /// The layer of a tree of the corpus, as in `base/gcc:1`.
     pub(crate) fn layer_name(tree: &str) -> String {
+        Self::layer_of(tree, "1")
+    }
+
+    /// The layer of a tree in another version.
+    pub(crate) fn layer_of(tree: &str, version: &str) -> String {
         let (axis, name) = tree.split_once('-').unwrap_or(("base", tree));
-        format!("{axis}/{name}:1")
+        format!("{axis}/{name}:{version}")
+    }
+
+    /// Optimises layers of a directory origin with a trace, each under another version. A layer of which the trace has
+    /// nothing keeps its contents under the new version.
+    ///
+    /// # Errors
+    /// Where `dsec optimize` fails.
+    pub(crate) fn optimize(
+        &self,
+        layers: &[String],
+        trace: &Path,
+        version: &str,
+        origin: &Path,
+    ) -> Result<()> {
+        let mut optimize = Command::new(&self.dsec);
+        optimize
+            .arg("optimize")
+            .args(layers)
+            .arg("--trace")
+            .arg(trace);
+        optimize.args(["--version", version, "--origin"]);
+        optimize.arg(format!("dir:{}", origin.display()));
+        command::run(&mut optimize).map(drop)
     }
 
     /// Publishes trees of the corpus into the store of the work folder, each once for these binaries.
@@ -248,6 +276,20 @@ impl Layerd {
         command::run(&mut self.mount_command(layers, at, rw))?;
         self.adopt(at);
         Ok(())
+    }
+
+    /// Records what was read of a mount.
+    ///
+    /// # Errors
+    /// Where `dsec trace record` fails.
+    pub(crate) fn record(&self, at: &Path, trace: &Path) -> Result<()> {
+        let mut record = Command::new(&self.binaries.dsec);
+        record
+            .args(["trace", "record"])
+            .arg(at)
+            .arg("--out")
+            .arg(trace);
+        command::run(record.arg("--socket").arg(&self.socket)).map(drop)
     }
 
     /// Unmounts a composition.

@@ -6,11 +6,15 @@
 //! What a layer is called depends on the tree, the options and the dictionaries; threads and the origin's contents only
 //! change how fast it is made and how much of it is stored anew.
 
+pub mod coverage;
 pub mod dictionary;
 pub mod error;
+pub mod hot;
 pub mod known;
 pub mod layout;
+pub mod optimize;
 pub mod options;
+pub mod partial;
 pub mod publish;
 pub mod readback;
 pub mod scan;

@@ -11,6 +11,7 @@ pub mod names;
 pub mod overlaybd;
 pub mod placement;
 pub mod tag;
+pub mod trace;
 
 /// Why bytes are not what they should be. The caller adds which object they came from.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

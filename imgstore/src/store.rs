@@ -15,5 +15,7 @@ mod repair_packs;
 pub(crate) mod runs;
 pub mod tags;
 pub mod tar_export;
+pub mod touched_files;
+pub mod trace;
 pub(crate) mod transfer;
 pub mod verify;

@@ -4,6 +4,7 @@
 //! or start the data plane, take over mounts, and count the cache. It ends in two ways: SIGTERM or SIGINT unmount
 //! everything and end the data plane; SIGUSR1 leaves both to the next control process (an upgrade).
 
+mod ahead;
 mod cache;
 mod feed;
 mod late_origin;
@@ -85,6 +86,8 @@ pub(crate) struct ControlConfig {
     pub(crate) notify: Option<OsString>,
     /// How long a lease on mounted layers runs without being renewed.
     pub(crate) lease_ttl: Duration,
+    /// Bytes on their way because of traces; 0: nothing is fetched before it is read.
+    pub(crate) traced_bytes_max: u64,
 }
 
 /// Why layerd does not run.
@@ -183,10 +186,15 @@ fn build(
     let counted = origins.decorated(|origin| {
         Arc::new(CountingOrigin::new(origin, Arc::clone(&names))) as Arc<dyn Origin>
     });
-    let layers = Arc::new(LayerStore::new(paths.clone(), counted, Arc::clone(&cache)));
+    let layers = Arc::new(LayerStore::new(
+        paths.clone(),
+        counted,
+        Arc::clone(&cache),
+        Arc::clone(&names),
+    ));
     let feed = Feed::new(
         origins,
-        config.patience,
+        config,
         Arc::clone(&layers),
         Arc::clone(&cache),
         PageDropper::start(paths.clone()).map_err(failed("start threads for", paths.root()))?,
@@ -198,7 +206,7 @@ fn build(
         directio: config.directio,
     };
     let service = Service {
-        mounts: MountService::new(paths, layers, feed, leases, config.directio),
+        mounts: MountService::new(paths, layers, feed, leases, config),
         cache,
         starter,
         names,

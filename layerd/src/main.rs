@@ -68,6 +68,9 @@ struct ControlArgs {
     /// How long a lease on mounted layers runs on an origin that this host can write to; it is renewed long before.
     #[arg(long, value_name = "DURATION", default_value = "60m", value_parser = parse_duration)]
     lease: Duration,
+    /// Most bytes on their way because of traces (see `dsec trace`), behind every reader; 0 fetches nothing before it is read.
+    #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = parse_size)]
+    trace_budget: u64,
     /// Have the kernel read through the page cache of the FUSE files, for comparisons.
     #[arg(long, hide = true)]
     buffered: bool,
@@ -157,6 +160,7 @@ fn main() -> ExitCode {
         self_test: (!args.no_self_test).then_some(args.self_test),
         notify: std::env::var_os("NOTIFY_SOCKET"),
         lease_ttl: args.lease,
+        traced_bytes_max: args.trace_budget,
     };
     report(control::run(&config).err().map(|e| e.to_string()))
 }

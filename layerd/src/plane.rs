@@ -10,6 +10,7 @@
 //!                                  └───────────────── frames, not verified ◄──────────────┘
 //! ```
 
+mod hotahead;
 mod image;
 mod latency;
 mod layer;
@@ -22,6 +23,7 @@ mod pages;
 mod pending;
 mod readahead;
 mod serve;
+mod touched;
 
 use std::fs::{self, File};
 use std::io::{self, Write};

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::histogram::Observed;
 
 /// Both sides must have the same; a data plane of another version is not adopted.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// What this build can do beyond the first one of [`VERSION`].
 pub(crate) const FEATURES: [&str; 1] = [HISTOGRAMS];
 /// The data plane measures how long reads take, and says how much is waiting.
@@ -71,6 +71,35 @@ impl Cost {
     }
 }
 
+/// The place of a segment that was fetched because of a trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Traced {
+    /// The layer.
+    pub(crate) layer: Digest,
+    /// The segment's index.
+    pub(crate) index: usize,
+}
+
+/// Blocks that were read for the first time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Touch {
+    /// When, in microseconds of the data plane's life.
+    pub(crate) at_us: u64,
+    /// First block of the layer's data.
+    pub(crate) first: u32,
+    /// How many.
+    pub(crate) count: u32,
+}
+
+/// The first touches of a layer since it is served, in order.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct Touches {
+    /// The touches.
+    pub(crate) touches: Vec<Touch>,
+    /// There were more than are kept.
+    pub(crate) full: bool,
+}
+
 /// From the control process.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -92,6 +121,8 @@ pub(crate) enum ToData {
         /// What is read of it is nobody's business: it is in no counter.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         uncounted: bool,
+        /// Whether the hot segments behind one that is read may be loaded ahead.
+        ahead: bool,
     },
     /// Stop serving this layer.
     RemoveImage {
@@ -110,6 +141,9 @@ pub(crate) enum ToData {
         /// wait for it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cost: Option<Box<Cost>>,
+        /// It came because of a trace, and is in the cache: nobody needs to keep it who does not wait for it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        traced: Option<Traced>,
     },
     /// There is no frame for these segments now.
     NoFrame {
@@ -129,6 +163,13 @@ pub(crate) enum ToData {
     Stats {
         /// Repeated in the answer.
         id: u64,
+    },
+    /// Give the first touches of a layer.
+    Trace {
+        /// Repeated in the answer.
+        id: u64,
+        /// The layer.
+        layer: Digest,
     },
     /// Unmount and end.
     Exit {
@@ -207,6 +248,8 @@ pub(crate) enum ToControl {
         failure: Option<Failure>,
         /// Answer to [`ToData::Stats`].
         stats: Option<Box<PlaneStats>>,
+        /// Answer to [`ToData::Trace`].
+        touches: Option<Box<Touches>>,
     },
     /// Frames are needed: segments `first .. first + count` of a layer.
     Need {
@@ -340,13 +383,14 @@ mod tests {
             digest,
             from,
             cost: None,
+            traced: None,
         };
         write_message(&mut wire, &head, b"stored frame").unwrap();
         write_message(&mut wire, &ToData::Exit { id: 3 }, b"").unwrap();
         let mut wire = &*wire;
         let (message, bytes) = read_message::<ToData>(&mut wire).unwrap().unwrap();
         assert!(
-            matches!(message, ToData::Frame { digest: d, from, cost: None } if d == digest && from.offset == 7)
+            matches!(message, ToData::Frame { digest: d, from, cost: None, traced: None } if d == digest && from.offset == 7)
         );
         assert_eq!(bytes, b"stored frame");
         let (message, bytes) = read_message::<ToData>(&mut wire).unwrap().unwrap();

@@ -159,6 +159,23 @@ A layer named by its digest is copied without a tag; garbage collection removes 
   dsec lease ls --origin dir:/srv/layers"
     )]
     Lease(crate::commands::lease::LeaseCommand),
+    /// Record, show and publish what a start reads first.
+    #[command(subcommand)]
+    Trace(crate::commands::trace::TraceCommand),
+    /// Publish layers again with what a trace names in front, so that a start fetches it in a few large requests.
+    #[command(after_help = "Examples:
+  dsec optimize base/python:3.11 --trace start.trace --origin dir:/srv/layers
+  dsec optimize base/python:3.11 workspace/repo:a1b2 --trace start.trace --version fast --origin dir:/srv/layers")]
+    Optimize(crate::commands::optimize::Optimize),
+    /// Choose the part of an origin that lets the most workloads run without the rest, and write it.
+    ///
+    /// A workload is a trace; it runs from the part if all that it read is in it. Prints how many workloads how many bytes
+    /// cover. What the part lacks is an error (EIO) there, never a wrong byte; with the whole origin as second it is read from
+    /// that. Layers that were optimised (`dsec optimize`) with the same traces make the smallest part.
+    #[command(after_help = "Examples:
+  dsec export-set --traces traces/*.trace --bytes 500MiB --origin dir:/srv/layers
+  dsec export-set --traces a.trace b.trace --bytes 2GiB --origin http://mirror/layers --to dir:/srv/part --svg curve.svg")]
+    ExportSet(crate::commands::export_set::ExportSet),
     /// Measure (runs `dsec-bench`, which is installed beside `dsec`).
     #[command(
         disable_help_flag = true,

@@ -5,6 +5,7 @@ mod build;
 pub(crate) mod cache;
 pub(crate) mod copy;
 mod export;
+pub(crate) mod export_set;
 pub(crate) mod fsck;
 mod fsck_cache;
 mod fsck_origin;
@@ -13,8 +14,10 @@ pub(crate) mod import;
 mod inspect;
 mod layers;
 pub(crate) mod lease;
+pub(crate) mod optimize;
 pub(crate) mod repair;
 pub(crate) mod tags;
+pub(crate) mod trace;
 mod verify;
 
 use std::process::ExitCode;
@@ -52,6 +55,9 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Untag(args) => tags::untag(&args),
         Command::Rm(on) => tags::remove(&on),
         Command::Lease(command) => lease::run(&command),
+        Command::Trace(command) => trace::run(&command),
+        Command::Optimize(args) => optimize::run(&args),
+        Command::ExportSet(args) => export_set::run(&args),
         Command::Bench { args } => bench::run(&args),
     };
     match done {

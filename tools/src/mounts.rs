@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use imgstore::format::trace::Trace;
 use layerd_client::api::{Counters, DEFAULT_SOCKET, Mount, MountRequest, MountState};
 use layerd_client::client::Client;
 
@@ -28,6 +29,12 @@ pub(crate) struct MountArgs {
     /// Allow writes; they go to a fresh directory that `dsec mounts --json` shows as `upper`.
     #[arg(long)]
     rw: bool,
+    /// Fetch what this trace foresees in the background, in place of what is published with the layers.
+    #[arg(long, value_name = "FILE", conflicts_with = "no_trace")]
+    trace: Option<PathBuf>,
+    /// Fetch nothing before it is read.
+    #[arg(long)]
+    no_trace: bool,
     /// Print the mount as JSON.
     #[arg(long)]
     json: bool,
@@ -63,6 +70,10 @@ pub(crate) fn mount(args: &MountArgs) -> Result<ExitCode, Failure> {
     let Some((mountpoint, refs)) = args.refs_and_mountpoint.split_last() else {
         return Err("a layer and a mountpoint are needed".into());
     };
+    let trace = args.trace.as_deref().map(crate::commands::trace::read);
+    let trace = trace.transpose()?;
+    let text = |trace: &Trace| String::from_utf8_lossy(&trace.to_bytes()).into_owned();
+    let given = trace.as_ref().map(text);
     let text = |reference: &OsString| {
         let text = reference.to_str().map(str::to_owned);
         text.ok_or_else(|| format!("`{}` is not a layer", reference.display()))
@@ -71,8 +82,16 @@ pub(crate) fn mount(args: &MountArgs) -> Result<ExitCode, Failure> {
         refs: refs.iter().map(text).collect::<Result<_, _>>()?,
         mountpoint: std::path::absolute(mountpoint)?,
         rw: args.rw,
+        trace: given,
+        no_trace: args.no_trace,
     };
     let mounted = Client::new(&args.socket.socket).mount(&request)?;
+    let unused = trace.iter().flat_map(|trace| &trace.layers);
+    for layer in unused.filter(|layer| !mounted.layers.contains(&layer.to_hex())) {
+        output::note(&format!(
+            "the trace also names layer {layer}, which is not mounted here: that part is ignored"
+        ));
+    }
     if args.json {
         output::json(&mounted);
     }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::cold_start::report::{BUILDS, Report, TOTAL, share};
 use crate::cold_start::ways::Way;
-use crate::units::megabytes;
+use crate::units::{bandwidth_name, megabytes};
 
 /// The origin's bandwidth of the capped aims.
 const SLOW: u64 = 25_000_000;
@@ -114,7 +114,18 @@ pub(super) fn judge(report: &Report) -> Vec<Aim> {
                 .map(|(own, native)| (own.mount_s - native.mount_s) * 1e3),
         ),
     ];
+    for (bandwidth, name, limit) in [(0, "no cap", 1.5), (SLOW, "25 MB/s", 4.0)] {
+        aims.push(Aim::at_most(
+            format!("W1 traced, first output, {name}: multiple of native"),
+            limit,
+            ratio(
+                first("W1", Way::Traced, bandwidth),
+                first("W1", Way::Native, bandwidth),
+            ),
+        ));
+    }
     per_workload(report, &mut aims);
+    per_traced(report, &mut aims);
     let written = |way| {
         let group = if report.row(TOTAL, way, 0).is_some() {
             TOTAL
@@ -134,6 +145,53 @@ pub(super) fn judge(report: &Report) -> Vec<Aim> {
         less.map(|share| (1.0 - share) * 100.0),
     ));
     aims
+}
+
+/// The aims of a second start, for each workload on its own.
+fn per_traced(report: &Report, aims: &mut Vec<Aim>) {
+    for workload in report.groups() {
+        let of = |way| report.row(workload, way, 0).map(|row| &row.median);
+        let own = of(Way::OnDemand);
+        if ![BUILDS, TOTAL].contains(&workload)
+            && let Some(traced) = of(Way::Traced)
+        {
+            aims.push(Aim::at_most(
+                format!("{workload} traced: requests, as a part of those on demand"),
+                0.2,
+                own.and_then(|own| share(traced.requests, own.requests)),
+            ));
+            aims.push(Aim::at_most(
+                format!("{workload} traced: plain bytes fetched / blocks read"),
+                1.2,
+                share(traced.plain_bytes, traced.daemon_needed_bytes),
+            ));
+            aims.push(Aim::at_most(
+                format!("{workload} traced, to completion, no cap: multiple of cached"),
+                1.15,
+                of(Way::Cached).map(|cached| traced.done_s / cached.done_s),
+            ));
+        }
+        // A twentieth is noise.
+        if ["W2", "W3"].contains(&workload) {
+            for bandwidth in report.bandwidths() {
+                let done = |way| {
+                    report
+                        .row(workload, way, bandwidth)
+                        .map(|r| r.median.done_s)
+                };
+                if let Some(foreign) = done(Way::ForeignTrace) {
+                    aims.push(Aim::at_most(
+                        format!(
+                            "{workload} with the trace of another, {}: multiple of on demand",
+                            bandwidth_name(bandwidth)
+                        ),
+                        1.05,
+                        done(Way::OnDemand).map(|own| foreign / own),
+                    ));
+                }
+            }
+        }
+    }
 }
 
 /// The aims that hold for each workload on its own.

@@ -97,6 +97,7 @@ fn panel(body: &mut String, rows: &[&Row], title: &str, (x, y): (f64, f64)) -> f
 fn colours(way: &str) -> (&'static str, &'static str) {
     match way {
         "on demand" => ("#b5460f", "#f2b58f"),
+        "traced" => ("#8c2d6b", "#e3b4d2"),
         "cached" => ("#d98a2b", "#f5d9b0"),
         "native" => ("#3f6b3f", "#b9d3b9"),
         _ => ("#46607c", "#bccbdb"),

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use crate::cold_start::Setting;
 use crate::cold_start::sample::Sample;
+use crate::cold_start::traced;
 use crate::cold_start::workload::Workload;
 use crate::command;
 use crate::corpus::Form;
@@ -32,6 +33,10 @@ pub(crate) enum Way {
     Whole,
     /// `dsec mount` with an empty cache.
     OnDemand,
+    /// The same with layers that were optimised with the trace of a first run.
+    Traced,
+    /// The same with the trace of another workload on the same layers.
+    ForeignTrace,
     /// `dsec mount` with everything in the cache on disk.
     Cached,
     /// Mount local EROFS images.
@@ -39,11 +44,13 @@ pub(crate) enum Way {
 }
 
 impl Way {
-    pub(crate) const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::EagerGz,
         Self::EagerZst,
         Self::Whole,
         Self::OnDemand,
+        Self::Traced,
+        Self::ForeignTrace,
         Self::Cached,
         Self::Native,
     ];
@@ -55,6 +62,8 @@ impl Way {
             Self::EagerZst => "eager tar.zst",
             Self::Whole => "whole",
             Self::OnDemand => "on demand",
+            Self::Traced => "traced",
+            Self::ForeignTrace => "foreign trace",
             Self::Cached => "cached",
             Self::Native => "native",
         }
@@ -66,13 +75,16 @@ impl Way {
             Self::EagerGz => Some(Form::TarGz),
             Self::EagerZst => Some(Form::TarZst),
             Self::Whole | Self::Native => Some(Form::ErofsZst),
-            Self::OnDemand | Self::Cached => None,
+            Self::OnDemand | Self::Traced | Self::ForeignTrace | Self::Cached => None,
         }
     }
 
     /// Whether it needs `dsec` and `layerd`.
     pub(crate) const fn uses_store(self) -> bool {
-        matches!(self, Self::OnDemand | Self::Cached)
+        matches!(
+            self,
+            Self::OnDemand | Self::Traced | Self::ForeignTrace | Self::Cached
+        )
     }
 }
 
@@ -176,7 +188,7 @@ fn warm_programs(setting: &Setting<'_>, way: Way) -> Result<()> {
         Way::EagerGz => programs.extend(["bash".into(), "tar".into(), "gzip".into()]),
         Way::EagerZst => programs.extend(["bash".into(), "tar".into(), "zstd".into()]),
         Way::Whole => programs.extend(["bash".into(), "zstd".into()]),
-        Way::OnDemand | Way::Cached => {
+        Way::OnDemand | Way::Traced | Way::ForeignTrace | Way::Cached => {
             programs.extend(
                 setting
                     .binaries
@@ -194,7 +206,7 @@ fn warm_programs(setting: &Setting<'_>, way: Way) -> Result<()> {
 
 fn start_daemon(setting: &Setting<'_>, workload: &Workload, way: Way) -> Result<Option<Layerd>> {
     let cache = match way {
-        Way::OnDemand => setting.work.folder("scratch/cache")?,
+        Way::OnDemand | Way::Traced | Way::ForeignTrace => setting.work.folder("scratch/cache")?,
         Way::Cached => setting.work.folder(&cached_folder(workload))?,
         _ => return Ok(None),
     };
@@ -245,7 +257,7 @@ pub(crate) fn forget_cache(setting: &Setting<'_>, workload: &Workload) -> Result
     Ok(())
 }
 
-fn store_binaries<'a>(setting: &'a Setting<'_>) -> Result<&'a Binaries> {
+pub(super) fn store_binaries<'a>(setting: &'a Setting<'_>) -> Result<&'a Binaries> {
     let missing = || Error::Unexpected("this way needs `dsec` and `layerd`".to_owned());
     setting.binaries.as_ref().ok_or_else(missing)
 }
@@ -300,12 +312,8 @@ fn bring(
                 .collect();
             root.mounts = native_mount(setting, workload, &images, &[])?;
         }
-        Way::OnDemand | Way::Cached => {
-            let layers: Vec<_> = workload
-                .trees
-                .iter()
-                .map(|tree| Binaries::layer_name(tree))
-                .collect();
+        Way::OnDemand | Way::Traced | Way::ForeignTrace | Way::Cached => {
+            let layers = traced::layers(way, workload);
             if let Some(daemon) = &mut root.daemon {
                 daemon.mount(&layers, at, workload.writes)?;
             }
@@ -382,7 +390,7 @@ fn plain_bytes(setting: &Setting<'_>, workload: &Workload, way: Way, fetched: u6
                 bytes += crate::corpus::file_len(&setting.native_image(tree))?;
             }
         }
-        Way::OnDemand => bytes = fetched,
+        Way::OnDemand | Way::Traced | Way::ForeignTrace => bytes = fetched,
         Way::Cached | Way::Native => {}
     }
     Ok(bytes)

@@ -215,6 +215,20 @@ pub fn publish(
     tag: &TagName,
     record: &Tag,
 ) -> Result<u64, BuildError> {
+    let stored = publish_objects(publisher, staged, parts)?;
+    tags::write(publisher.origin, tag, record)?;
+    Ok(stored)
+}
+
+/// Publishes everything but a tag; returns the bytes of the objects that were new.
+///
+/// # Errors
+/// As for [`publish`].
+pub fn publish_objects(
+    publisher: &Publisher<'_>,
+    staged: &Staged,
+    parts: &Parts<'_>,
+) -> Result<u64, BuildError> {
     let origin = publisher.origin;
     let mut stored = 0;
     for pack in &staged.packs {
@@ -232,7 +246,6 @@ pub fn publish(
         &parts.placement.to_bytes(),
     )?;
     publisher.confirm(&parts.layer())?;
-    tags::write(origin, tag, record)?;
     Ok(stored)
 }
 

@@ -230,6 +230,18 @@ impl PackWriter {
         std::mem::take(&mut self.done)
     }
 
+    /// Adds a frame; where it is, as long as nothing is taken.
+    pub(super) fn store(&mut self, frame: &[u8], plain_len: u64) -> Result<Stored, BuildError> {
+        let pack = self.done.len();
+        Ok(Stored::New(pack, self.append(frame, plain_len)?))
+    }
+
+    /// The packs, all finished.
+    pub(super) fn into_packs(mut self) -> Result<Vec<StagedPack>, BuildError> {
+        self.finish()?;
+        Ok(self.done)
+    }
+
     fn error(&self, source: std::io::Error) -> BuildError {
         BuildError::Staging {
             path: self.folder.display().to_string(),
@@ -358,13 +370,10 @@ pub fn stage(
             items: (to_u64(own.len()), to_u64(layout.own.len())),
         });
     }
-    writer.finish()?;
+    let packs = writer.into_packs()?;
     assert!(
         own.len() == layout.own.len(),
         "every planned segment was made"
     );
-    Ok(Staged {
-        own,
-        packs: writer.done,
-    })
+    Ok(Staged { own, packs })
 }

@@ -75,6 +75,39 @@ pub struct RangePlan {
 }
 
 impl RangePlan {
+    /// The range of these parts of one pack, which lie one behind the other; `None` without parts.
+    fn of(pack: Digest, parts: Vec<Part>) -> Option<Self> {
+        let start = parts.first()?.offset;
+        let len = parts.iter().map(|part| part.len).sum();
+        Some(Self {
+            pack,
+            range: ByteRange { start, len },
+            parts,
+        })
+    }
+
+    /// Takes the part of segment `index` out, with those behind it as long as all have at most `bytes_max` stored bytes; what
+    /// was before and behind them stays.
+    pub fn take(
+        mut self,
+        index: usize,
+        bytes_max: u64,
+    ) -> (Option<Self>, Option<Self>, Option<Self>) {
+        let Some(at) = self.parts.iter().position(|part| part.index == index) else {
+            return (Some(self), None, None);
+        };
+        let mut taken = self.parts.split_off(at);
+        let mut bytes = 0;
+        let mut fits = |part: &Part| {
+            bytes += part.len;
+            bytes <= bytes_max
+        };
+        let count = taken.iter().take_while(|part| fits(part)).count().max(1);
+        let behind = taken.split_off(count);
+        let of = |parts| Self::of(self.pack, parts);
+        (of(self.parts), of(taken), of(behind))
+    }
+
     /// The range's frames; `None` where `bytes` is too short for one.
     pub fn split<'a>(
         &'a self,

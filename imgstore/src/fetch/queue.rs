@@ -1,10 +1,13 @@
 //! Ranges waiting to be fetched, and the threads that fetch them.
 //!
-//! Two queues, both bounded: what a reader waits for, and what read-ahead hopes for. A thread takes demand first, and some
-//! threads never take prefetch, so that prefetch cannot occupy them all. A segment is in the queues or on its way at most
-//! once; asking again for one that only waits as prefetch moves its range to the demand queue. Threads are started when
-//! needed, up to a bound, and stay. A range has its deadline from the moment somebody wants it. An origin that keeps a thread
-//! far beyond that (a dead network file system) has it; another one is started in its place, up to a bound.
+//! Three queues, all bounded: what a reader waits for, what read-ahead hopes for, and what a trace foresees. A thread takes
+//! demand first, and some threads never take prefetch, so that prefetch cannot occupy them all. A trace's ranges come one
+//! after the other, with a bound of bytes on their way, and none is begun while a reader's range waits or is on its way: what is
+//! fetched for nobody must not take bandwidth from somebody. A segment is in the queues or on its way at most once; asking
+//! again for one that only waits as prefetch moves its range to the demand queue, and of a trace's range a piece that begins
+//! there. Threads are started when needed, up to a bound, and stay. A range has its deadline from the moment somebody wants
+//! it, one of a trace from its beginning. An origin that keeps a thread far beyond that (a dead network file system) has it;
+//! another one is started in its place, up to a bound.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -30,6 +33,21 @@ const LOST_AFTER: Duration = Duration::from_secs(2);
 /// Most ranges waiting for a thread, by kind.
 const DEMAND_MAX: usize = 8192;
 const PREFETCH_MAX: usize = 64;
+const TRACED_MAX: usize = 8192;
+/// Most ranges of traces on their way.
+const TRACED_JOBS_MAX: usize = 4;
+/// Bytes of traces' ranges on their way, unless told otherwise.
+pub const TRACED_BYTES_MAX: u64 = 4 << 20;
+/// Longest range of a trace: long enough that requests cost little, short enough that what comes first is there soon.
+const TRACED_RANGE_BYTES_MAX: u64 = 2 << 20;
+/// And shortest bound of it, however slow the link or small the budget is.
+const TRACED_RANGE_BYTES_MIN: u64 = 128 << 10;
+/// The bound before anything is known of the link.
+const TRACED_RANGE_BYTES_FIRST: u64 = 512 << 10;
+/// A range of a trace should take about so long: a reader who comes meanwhile shares the link with it.
+const TRACED_RANGE_MS: u64 = 20;
+/// What a reader takes out of a trace's waiting range: its segment, and what was read right after it when the trace was made.
+const PROMOTED_BYTES_MAX: u64 = 256 << 10;
 /// A fetch thread needs little stack: a request, no recursion.
 const STACK_BYTES: usize = 512 << 10;
 
@@ -40,6 +58,8 @@ pub enum Priority {
     Demand,
     /// Read-ahead.
     Prefetch,
+    /// A trace says that it will be read.
+    Trace,
     /// What came before was damaged: fetch it once more, from another origin if there is one.
     Again,
 }
@@ -69,6 +89,8 @@ pub struct Delivery {
     pub outcome: Result<Fetched, FetchError>,
     /// What it cost.
     pub spent: Spent,
+    /// Segments for which a reader came when they were on their way already.
+    pub joined: Vec<usize>,
 }
 
 /// Takes deliveries, on the thread that fetched. It may block: that thread does nothing else.
@@ -102,14 +124,22 @@ impl Job {
 struct State {
     demand: VecDeque<Job>,
     prefetch: VecDeque<Job>,
+    traced: VecDeque<Job>,
     /// Segments in a queue or being fetched.
     wanted: HashSet<Digest>,
+    /// Of those, the ones that somebody asked for again, for a reader.
+    joined: HashSet<Digest>,
     /// The deadlines of what is being fetched.
     running: BTreeMap<u64, Instant>,
     next_run: u64,
     threads: usize,
     idle: usize,
     prefetching: usize,
+    demanding: usize,
+    tracing: usize,
+    tracing_bytes: u64,
+    /// Bound of the next range of a trace, as the link is known so far; 0 before.
+    traced_range_bytes: u64,
     /// Ranges that are being fetched or delivered.
     busy: usize,
 }
@@ -129,6 +159,7 @@ struct Shared {
     origins: OriginSet,
     sink: Sink,
     patience: Duration,
+    traced_bytes_max: u64,
     state: Mutex<State>,
     work: Condvar,
     pace: Pace,
@@ -160,6 +191,11 @@ impl Shared {
         loop {
             if let Some(job) = state.demand.pop_front() {
                 state.busy += 1;
+                state.demanding += 1;
+                return job;
+            }
+            if let Some(job) = state.next_traced(self.traced_bytes_max) {
+                state.busy += 1;
                 return job;
             }
             if state.prefetching < PREFETCH_THREADS_MAX
@@ -181,33 +217,44 @@ impl Shared {
     fn run(&self) {
         loop {
             let job = self.next();
-            let prefetch = job.priority == Priority::Prefetch;
             let first = usize::from(job.priority == Priority::Again);
             let object = names::pack(&job.plan.pack);
             tracing::trace!(segments = job.plan.parts.len(), "fetching");
             let start = Instant::now();
-            let deadline = job.asked + self.patience;
+            let from = match job.priority {
+                Priority::Trace => start,
+                _ => job.asked,
+            };
+            let deadline = from + self.patience;
             let run = self.lock().begin(deadline);
             let (outcome, spent) =
                 self.origins
                     .fetch(&object, job.pack_size(), job.plan.range, first, deadline);
+            let took = start.elapsed();
             if outcome.is_ok() && spent.requests == 1 {
-                self.pace.record(job.plan.range.len, start.elapsed());
+                self.pace.record(job.plan.range.len, took);
             }
             // Forgotten before it is delivered: whoever gets the segment and loses it again may ask at once.
             let mut state = self.lock();
-            state.prefetching -= usize::from(prefetch);
             state.running.remove(&run);
-            for digest in job.digests() {
-                state.wanted.remove(&digest);
+            let joined = state.finish(&job);
+            if job.priority == Priority::Trace && outcome.is_ok() {
+                let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
+                state.set_pace(job.plan.range.len.saturating_mul(1000) / us);
             }
+            let more = !state.traced.is_empty();
             drop(state);
+            if more {
+                // The end of this one may be what a trace's next range waited for.
+                self.work.notify_all();
+            }
             (self.sink)(Delivery {
                 layer: job.layer,
                 plan: job.plan,
                 priority: job.priority,
                 outcome: outcome.map_err(FetchError::from),
                 spent,
+                joined,
             });
             self.lock().busy -= 1;
         }
@@ -217,11 +264,22 @@ impl Shared {
 impl FetchQueue {
     /// A queue over `origins` that gives up a range after `patience`.
     pub fn new(origins: OriginSet, patience: Duration, sink: Sink) -> Self {
+        Self::with_budget(origins, patience, TRACED_BYTES_MAX, sink)
+    }
+
+    /// As [`FetchQueue::new`], with another bound of the bytes of traces that are on their way. One range may always be.
+    pub fn with_budget(
+        origins: OriginSet,
+        patience: Duration,
+        traced_bytes_max: u64,
+        sink: Sink,
+    ) -> Self {
         Self {
             shared: Arc::new(Shared {
                 origins,
                 sink,
                 patience,
+                traced_bytes_max,
                 state: Mutex::new(State::default()),
                 work: Condvar::new(),
                 pace: Pace::default(),
@@ -259,6 +317,28 @@ impl FetchQueue {
         self.shared.work.notify_all();
     }
 
+    /// What is known of the link before anything came through the queue: the first ranges of traces are as long as that allows.
+    pub fn hint_pace(&self, bytes_per_ms: u64) {
+        let mut state = self.shared.lock();
+        if state.traced_range_bytes == 0 {
+            state.set_pace(bytes_per_ms);
+        }
+    }
+
+    /// Forgets the ranges of traces that wait, of the layers that `layer` says yes to; their segments.
+    pub fn cancel_traced(&self, layer: impl Fn(&Digest) -> bool) -> Vec<Digest> {
+        let mut state = self.shared.lock();
+        let (gone, kept) = std::mem::take(&mut state.traced)
+            .into_iter()
+            .partition(|job| layer(&job.layer.digest));
+        state.traced = kept;
+        let digests: Vec<Digest> = VecDeque::iter(&gone).flat_map(Job::digests).collect();
+        for digest in &digests {
+            state.wanted.remove(digest);
+        }
+        digests
+    }
+
     /// Asks for segments of a layer. Those that are asked for already are left out (and moved forward if a reader now
     /// waits for them); the others are delivered, range by range, in any order.
     pub fn push(&self, layer: &Arc<Layer>, indexes: &[usize], priority: Priority) {
@@ -273,7 +353,12 @@ impl FetchQueue {
                 segment.is_some_and(|s| state.want(&s.digest(), priority))
             })
             .collect();
-        for plan in plan(&layer.placement, fresh, RANGE_BYTES_MAX) {
+        let bytes_max = match priority {
+            // Cut when they begin, as the link then is.
+            Priority::Trace => u64::MAX,
+            _ => RANGE_BYTES_MAX,
+        };
+        for plan in plan(&layer.placement, fresh, bytes_max) {
             let job = Job {
                 layer: Arc::clone(layer),
                 plan,
@@ -282,6 +367,7 @@ impl FetchQueue {
             };
             let (queue, max) = match priority {
                 Priority::Prefetch => (&mut state.prefetch, PREFETCH_MAX),
+                Priority::Trace => (&mut state.traced, TRACED_MAX),
                 Priority::Demand | Priority::Again => (&mut state.demand, DEMAND_MAX),
             };
             if queue.len() < max {
@@ -293,7 +379,8 @@ impl FetchQueue {
                 refused.push(job);
             }
         }
-        let waiting = state.demand.len() + state.prefetch.len();
+        let traced = state.traced.len().min(TRACED_JOBS_MAX);
+        let waiting = state.demand.len() + state.prefetch.len() + traced;
         let start = waiting
             .saturating_sub(state.idle)
             .min((THREADS_MAX + state.lost(asked)).saturating_sub(state.threads));
@@ -310,6 +397,7 @@ impl FetchQueue {
                 priority,
                 outcome: Err(FetchError::Busy),
                 spent: Spent::default(),
+                joined: Vec::new(),
             });
         }
     }
@@ -346,12 +434,12 @@ impl State {
         lost.count().min(LOST_MAX)
     }
 
-    /// Whether the segment must be queued now: it was not wanted yet. Moves a waiting prefetch forward otherwise.
+    /// Whether the segment must be queued now: it was not wanted yet. Moves a waiting one forward for a reader otherwise.
     fn want(&mut self, digest: &Digest, priority: Priority) -> bool {
         if self.wanted.insert(*digest) {
             return true;
         }
-        if priority != Priority::Prefetch {
+        if matches!(priority, Priority::Demand | Priority::Again) {
             self.promote(digest);
         }
         false
@@ -359,14 +447,109 @@ impl State {
 
     fn promote(&mut self, digest: &Digest) {
         let holds = |job: &Job| job.digests().any(|d| d == *digest);
-        let at = self.prefetch.iter().position(holds);
-        if let Some(mut job) = at.and_then(|at| self.prefetch.remove(at)) {
-            job.priority = Priority::Demand;
-            job.asked = Instant::now();
-            self.demand.push_back(job);
+        if let Some(at) = self.prefetch.iter().position(holds) {
+            if let Some(mut job) = self.prefetch.remove(at) {
+                job.priority = Priority::Demand;
+                job.asked = Instant::now();
+                self.demand.push_back(job);
+            }
+        } else if let Some(at) = self.traced.iter().position(holds) {
+            self.promote_traced(at, digest);
+        } else if self.wanted.contains(digest) {
+            self.joined.insert(*digest);
         }
+    }
+
+    /// Takes what begins with this segment out of the trace's range `at`.
+    fn promote_traced(&mut self, at: usize, digest: &Digest) {
+        let Some(Job { layer, plan, .. }) = self.traced.remove(at) else {
+            return;
+        };
+        let segments = &layer.manifest.segments;
+        let is_it = |index: usize| segments.get(index).is_some_and(|s| s.digest() == *digest);
+        let index = plan.parts.iter().map(|p| p.index).find(|i| is_it(*i));
+        let (before, taken, behind) = plan.take(index.unwrap_or(usize::MAX), PROMOTED_BYTES_MAX);
+        let job = |plan, priority| Job {
+            layer: Arc::clone(&layer),
+            plan,
+            priority,
+            asked: Instant::now(),
+        };
+        for plan in [behind, before].into_iter().flatten() {
+            self.traced.insert(at, job(plan, Priority::Trace));
+        }
+        self.demand
+            .extend(taken.map(|plan| job(plan, Priority::Demand)));
+    }
+
+    /// A trace's ranges are as long as takes about [`TRACED_RANGE_MS`].
+    fn set_pace(&mut self, bytes_per_ms: u64) {
+        let bytes = bytes_per_ms.saturating_mul(TRACED_RANGE_MS);
+        self.traced_range_bytes = bytes.clamp(TRACED_RANGE_BYTES_MIN, TRACED_RANGE_BYTES_MAX);
+    }
+
+    /// Cuts the next range of a trace to what the link and the budget bear.
+    fn shorten_front(&mut self, bytes_max: u64) {
+        let known = match self.traced_range_bytes {
+            0 => TRACED_RANGE_BYTES_FIRST,
+            bytes => bytes,
+        };
+        let max = known.min((bytes_max / 2).max(TRACED_RANGE_BYTES_MIN));
+        let Some(Job { layer, plan, .. }) = self.traced.pop_front_if(|j| j.plan.range.len > max)
+        else {
+            return;
+        };
+        let first = plan.parts.first().map_or(usize::MAX, |part| part.index);
+        let (before, taken, behind) = plan.take(first, max);
+        for plan in [behind, taken, before].into_iter().flatten() {
+            self.traced.push_front(Job {
+                layer: Arc::clone(&layer),
+                plan,
+                priority: Priority::Trace,
+                asked: Instant::now(),
+            });
+        }
+    }
+
+    /// The next range of a trace, if one may begin.
+    fn next_traced(&mut self, bytes_max: u64) -> Option<Job> {
+        if self.demanding > 0 {
+            return None;
+        }
+        self.shorten_front(bytes_max);
+        let len = self.traced.front()?.plan.range.len;
+        let fits = self.tracing == 0
+            || (self.tracing < TRACED_JOBS_MAX && self.tracing_bytes + len <= bytes_max);
+        if !fits {
+            return None;
+        }
+        self.tracing += 1;
+        self.tracing_bytes += len;
+        self.traced.pop_front()
+    }
+
+    /// A job has ended; the segments for which a reader came meanwhile.
+    fn finish(&mut self, job: &Job) -> Vec<usize> {
+        match job.priority {
+            Priority::Demand | Priority::Again => self.demanding -= 1,
+            Priority::Prefetch => self.prefetching -= 1,
+            Priority::Trace => {
+                self.tracing -= 1;
+                self.tracing_bytes -= job.plan.range.len;
+            }
+        }
+        let mut joined = Vec::new();
+        for (part, digest) in job.plan.parts.iter().zip(job.digests()) {
+            self.wanted.remove(&digest);
+            if self.joined.remove(&digest) {
+                joined.push(part.index);
+            }
+        }
+        joined
     }
 }
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod traced_tests;

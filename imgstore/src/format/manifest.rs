@@ -21,6 +21,8 @@ pub const META_BYTES_MAX: u64 = 1 << 30;
 pub const MANIFEST_BYTES_MAX: u64 = 8 << 20;
 /// Incompatible features this code knows (none yet).
 const KNOWN_INCOMPAT: [&str; 0] = [];
+/// The compatible feature that says how many of the first segments hold what a start reads first: `hot:N`.
+const HOT: &str = "hot:";
 
 /// An object's digest and plain size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,6 +93,21 @@ impl Manifest {
     /// The layer's name.
     pub fn layer(&self) -> Digest {
         Digest::of(&self.to_bytes())
+    }
+
+    /// The entry of `features_compat` that says that the first `segments` segments are hot.
+    pub fn hot_feature(segments: usize) -> String {
+        format!("{HOT}{segments}")
+    }
+
+    /// How many of the first segments hold, in order, what a start reads first (written by `dsec optimize`); 0 where nothing
+    /// is known of it. A number that cannot be is no error: a reader may ignore the feature.
+    pub fn hot_segments(&self) -> usize {
+        let number = |f: &String| {
+            let n: usize = f.strip_prefix(HOT)?.parse().ok()?;
+            (n <= self.segments.len() && Self::hot_feature(n) == *f).then_some(n)
+        };
+        self.features_compat.iter().find_map(number).unwrap_or(0)
     }
 
     /// Plain bytes of all segments.

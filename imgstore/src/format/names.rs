@@ -61,6 +61,11 @@ pub fn chunks(digest: &Digest) -> String {
     fan_out("chunks", digest, ".zst")
 }
 
+/// A published trace, named by its own digest.
+pub fn trace(digest: &Digest) -> String {
+    fan_out("traces", digest, ".json")
+}
+
 /// A tag.
 pub fn tag(tag: &TagName) -> String {
     format!("{TAGS}{}/{}/{}.json", tag.axis(), tag.name(), tag.version())

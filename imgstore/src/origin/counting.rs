@@ -9,17 +9,27 @@ use std::time::{Duration, Instant};
 use super::{ByteRange, Created, ObjectInfo, Origin, OriginError};
 use crate::ids::to_u64;
 
+/// Shortest answer, in bytes, that says something about the link's speed.
+const PACE_BYTES_MIN: usize = 64 << 10;
+
 /// What went over the wire.
 #[derive(Debug, Default)]
 pub struct Traffic {
     requests: AtomicU64,
     bytes: AtomicU64,
+    /// Of the last long answer; 0 before the first.
+    bytes_per_ms: AtomicU64,
 }
 
 impl Traffic {
     /// Requests sent, failed ones included.
     pub fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
+    }
+
+    /// How fast the last answer came that was long enough to tell.
+    pub fn bytes_per_ms(&self) -> Option<u64> {
+        Some(self.bytes_per_ms.load(Ordering::Relaxed)).filter(|pace| *pace > 0)
     }
 
     /// Body bytes received.
@@ -41,12 +51,26 @@ impl CountingOrigin {
         Self { inner, traffic }
     }
 
-    fn count(&self, reply: Result<Vec<u8>, OriginError>) -> Result<Vec<u8>, OriginError> {
+    fn count(
+        &self,
+        fetch: impl FnOnce() -> Result<Vec<u8>, OriginError>,
+    ) -> Result<Vec<u8>, OriginError> {
+        let start = Instant::now();
+        let reply = fetch();
+        let us = u64::try_from(start.elapsed().as_micros())
+            .unwrap_or(u64::MAX)
+            .max(1);
         self.traffic.requests.fetch_add(1, Ordering::Relaxed);
         if let Ok(bytes) = &reply {
             self.traffic
                 .bytes
                 .fetch_add(to_u64(bytes.len()), Ordering::Relaxed);
+            if bytes.len() >= PACE_BYTES_MIN {
+                let pace = to_u64(bytes.len()).saturating_mul(1000) / us;
+                self.traffic
+                    .bytes_per_ms
+                    .store(pace.max(1), Ordering::Relaxed);
+            }
         }
         reply
     }
@@ -58,11 +82,11 @@ impl Origin for CountingOrigin {
     }
 
     fn fetch(&self, object: &str, range: ByteRange) -> Result<Vec<u8>, OriginError> {
-        self.count(self.inner.fetch(object, range))
+        self.count(|| self.inner.fetch(object, range))
     }
 
     fn fetch_all(&self, object: &str, max_len: u64) -> Result<Vec<u8>, OriginError> {
-        self.count(self.inner.fetch_all(object, max_len))
+        self.count(|| self.inner.fetch_all(object, max_len))
     }
 
     fn fetch_within(
@@ -71,7 +95,7 @@ impl Origin for CountingOrigin {
         range: ByteRange,
         deadline: Instant,
     ) -> Result<Vec<u8>, OriginError> {
-        self.count(self.inner.fetch_within(object, range, deadline))
+        self.count(|| self.inner.fetch_within(object, range, deadline))
     }
 
     fn fetch_all_within(
@@ -80,7 +104,7 @@ impl Origin for CountingOrigin {
         max_len: u64,
         deadline: Instant,
     ) -> Result<Vec<u8>, OriginError> {
-        self.count(self.inner.fetch_all_within(object, max_len, deadline))
+        self.count(|| self.inner.fetch_all_within(object, max_len, deadline))
     }
 
     fn lag(&self) -> Duration {

@@ -106,7 +106,7 @@ fn add(tree: &mut Tree, name: &str, content: Content) {
 }
 
 /// Many small files and some large ones; the same for the same numbers.
-fn base_tree(spool: &mut Spool, files: usize) -> Tree {
+pub(crate) fn base_tree(spool: &mut Spool, files: usize) -> Tree {
     let mut tree = Tree::new(Meta::default());
     let mut rng = Rng::new(99);
     for i in 0..files {

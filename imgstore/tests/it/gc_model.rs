@@ -213,11 +213,16 @@ impl Life {
     fn says_untagged(&self, layer: &Digest) -> bool {
         let origin = &*self.aged.origin();
         let leases = origin.list("leases/").unwrap();
-        leases.iter().filter(|l| l.contains("untagged")).any(|lease| {
-            let content = origin.fetch_all(lease, 1 << 20).unwrap();
-            let young = self.age(lease).is_some_and(|age| age < Duration::from_mins(1));
-            young && String::from_utf8_lossy(&content).contains(&layer.to_hex())
-        })
+        leases
+            .iter()
+            .filter(|l| l.contains("untagged"))
+            .any(|lease| {
+                let content = origin.fetch_all(lease, 1 << 20).unwrap();
+                let young = self
+                    .age(lease)
+                    .is_some_and(|age| age < Duration::from_mins(1));
+                young && String::from_utf8_lossy(&content).contains(&layer.to_hex())
+            })
     }
 
     fn take(&mut self, done: Done) {
@@ -250,7 +255,9 @@ impl Life {
         self.take(done);
         let after = tags_of(&*origin);
         let at = |n: u8| format!("base/t:{}", name(n));
-        let lost = before.iter().filter(|(tag, layer)| after.get(*tag) != Some(*layer));
+        let lost = before
+            .iter()
+            .filter(|(tag, layer)| after.get(*tag) != Some(*layer));
         for (tag, layer) in lost {
             assert!(self.says_untagged(layer), "{tag} went without a word");
         }

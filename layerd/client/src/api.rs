@@ -18,6 +18,21 @@ pub struct MountRequest {
     /// Whether writes are allowed; they go to a fresh upper directory.
     #[serde(default)]
     pub rw: bool,
+    /// A trace (the text of a trace file) that says what will be read first; without it, the one that the layer's tag names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<String>,
+    /// Fetch nothing before it is read, whatever a trace says.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_trace: bool,
+}
+
+/// `POST /v1/trace` (with an [`UmountRequest`]): what was read of a composition since its layers are served.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordedTrace {
+    /// The text of a trace file.
+    pub trace: String,
+    /// More was read than is recorded: the trace holds the beginning.
+    pub truncated: bool,
 }
 
 /// `DELETE /v1/mounts`: take a composition away.
@@ -88,6 +103,12 @@ pub struct Counters {
     pub needed_bytes: u64,
     /// Segments that were loaded before anybody read them.
     pub prefetched_segments: u64,
+    /// Segments that were fetched because a trace foresaw them.
+    pub traced_segments: u64,
+    /// Their bytes as fetched.
+    pub traced_bytes: u64,
+    /// Of those segments, the ones that nobody has read yet.
+    pub traced_unused_segments: u64,
     /// Requests that followed a failed one.
     pub retries: u64,
     /// Reads that reached the FUSE server.
@@ -115,6 +136,9 @@ impl Counters {
             fetched_plain_bytes,
             needed_bytes,
             prefetched_segments,
+            traced_segments,
+            traced_bytes,
+            traced_unused_segments,
             retries,
             fuse_reads,
             meta_bytes,
@@ -131,6 +155,9 @@ impl Counters {
         self.fetched_plain_bytes += fetched_plain_bytes;
         self.needed_bytes += needed_bytes;
         self.prefetched_segments += prefetched_segments;
+        self.traced_segments += traced_segments;
+        self.traced_bytes += traced_bytes;
+        self.traced_unused_segments += traced_unused_segments;
         self.retries += retries;
         self.fuse_reads += fuse_reads;
         self.meta_bytes += meta_bytes;
@@ -283,14 +310,14 @@ mod tests {
     #[test]
     fn adding_counters_adds_every_field() {
         let ones = r#"{"remote_requests":1,"remote_bytes":1,"served_bytes":1,"cache_hits":1,"cache_misses":1,
-            "verify_failures":1,"fetched_plain_bytes":1,"needed_bytes":1,"prefetched_segments":1,"retries":1,
+            "verify_failures":1,"fetched_plain_bytes":1,"needed_bytes":1,"prefetched_segments":1,"traced_segments":1,"traced_bytes":1,"traced_unused_segments":1,"retries":1,
             "fuse_reads":1,"meta_bytes":1,"failed_reads":1,"cache_write_bytes":1,"cache_write_failures":1}"#;
         let ones: Counters = serde_json::from_str(ones).unwrap();
         let mut sum = ones;
         sum.add(&ones);
         let json = serde_json::to_value(sum).unwrap();
         let fields = json.as_object().unwrap();
-        assert_eq!(fields.len(), 15);
+        assert_eq!(fields.len(), 18);
         assert!(fields.values().all(|v| *v == 2), "{json}");
     }
 }

@@ -16,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::api::{ApiError, Mount, MountRequest, Mounts, Stats, UmountRequest};
+use crate::api::{ApiError, Mount, MountRequest, Mounts, RecordedTrace, Stats, UmountRequest};
 use crate::cache::{CacheContents, PinRequest, Pinned};
 
 /// How long a layerd that is being started is waited for.
@@ -134,6 +134,17 @@ impl Client {
     /// As for [`Client::mount`].
     pub fn stats(&self) -> Result<Stats, ClientError> {
         self.send(Method::GET, "/v1/stats", None::<&()>)
+    }
+
+    /// What was read of a composition since its layers are served.
+    ///
+    /// # Errors
+    /// As for [`Client::mount`].
+    pub fn trace(&self, mountpoint: &Path) -> Result<RecordedTrace, ClientError> {
+        let request = UmountRequest {
+            mountpoint: mountpoint.to_owned(),
+        };
+        self.send(Method::POST, "/v1/trace", Some(&request))
     }
 
     fn broken(&self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> ClientError {

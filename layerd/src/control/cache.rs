@@ -10,6 +10,7 @@ use imgstore::store::layer::Layer;
 use layerd_client::api::{ApiError, CacheDisk, CacheStats, ErrorKind};
 use layerd_client::cache::{CacheContents, CachedLayer, PinRequest, Pinned};
 
+use super::ahead::Foresight;
 use super::mounts::MountsError;
 use super::service::Service;
 
@@ -151,7 +152,7 @@ fn segments(layer: &Layer) -> Vec<(Digest, u64)> {
 pub(crate) fn pin(service: &Service, request: &PinRequest) -> Result<Pinned, ApiError> {
     let described = service
         .mounts
-        .describe(std::slice::from_ref(&request.reference))?;
+        .describe(std::slice::from_ref(&request.reference), &Foresight::Off)?;
     let Some((layer, _hold)) = described.first() else {
         return Err(MountsError::Request("one layer is needed".to_owned()).into());
     };
@@ -178,11 +179,14 @@ pub(crate) fn unpin(service: &Service, request: &PinRequest) -> Result<Pinned, A
     let layer = match (by_name, &reference) {
         (Some(pin), _) => pin.layer,
         (None, LayerRef::Layer(digest)) => *digest,
-        (None, _) => service
-            .mounts
-            .layers
-            .resolve(&reference)
-            .map_err(MountsError::from)?,
+        (None, _) => {
+            service
+                .mounts
+                .layers
+                .find(&reference)
+                .map_err(MountsError::from)?
+                .0
+        }
     };
     let was = service.cache.unpin(&layer);
     if !was.map_err(|error| refused(&error))? {

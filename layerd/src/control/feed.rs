@@ -2,26 +2,31 @@
 //!
 //! A frame goes to the data plane before it is written to the cache: the reader waits for the first, not for the second.
 //! Neither is verified here. When a pack is gone, the placement is read again once, for it may have moved.
+//!
+//! What a trace foresaw goes to the cache first and then over, frame by frame: nobody waits for most of it, and the data plane
+//! keeps only what somebody does wait for. Whoever asks for it in between is answered by the frame that is about to go.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use imgstore::fetch::health::OriginHealth;
 use imgstore::fetch::origins::OriginSet;
-use imgstore::fetch::plan::with_partner;
+use imgstore::fetch::plan::{Part, with_partner};
 use imgstore::fetch::queue::{Delivery, FetchError, FetchQueue, Priority, QueueDepth};
 use imgstore::ids::{Digest, to_u64};
 use imgstore::store::cache::{Kept, SegmentCache};
 use imgstore::store::layer::Layer;
 use layerd_client::api::Counters;
 
+use super::ControlConfig;
 use super::layers::LayerStore;
 use super::link::PlaneLink;
 use super::pages::PageDropper;
 use super::selftest::SelfTest;
-use crate::protocol::{Cost, Provenance, ToControl, ToData};
+
+use crate::protocol::{Cost, Provenance, ToControl, ToData, Traced};
 
 /// A cache that cannot be written is reported this often.
 const WARN_EVERY: Duration = Duration::from_secs(60);
@@ -44,6 +49,8 @@ struct Target {
     /// Segments that were handed over and are not in the cache yet: nobody's partner needs to fetch them again.
     handed: Mutex<HashSet<Digest>>,
     loading: AtomicUsize,
+    /// Segments whose frames are here and go to the data plane in a moment: whoever asks for one is answered by that.
+    coming: Mutex<HashSet<Digest>>,
 }
 
 /// See the head of this file.
@@ -57,10 +64,10 @@ pub(crate) struct Feed {
 }
 
 impl Feed {
-    /// Fetches from `origins`, at most `patience` long for a range.
+    /// Fetches from `origins`, as patiently and with as much for traces as `config` says.
     pub(crate) fn new(
         origins: OriginSet,
-        patience: Duration,
+        config: &ControlConfig,
         layers: Arc<LayerStore>,
         cache: Arc<SegmentCache>,
         pages: PageDropper,
@@ -74,19 +81,67 @@ impl Feed {
             unwarned: AtomicU64::new(0),
             handed: Mutex::new(HashSet::new()),
             loading: AtomicUsize::new(0),
+            coming: Mutex::new(HashSet::new()),
         });
         let sink = Arc::clone(&target);
-        let queue = FetchQueue::new(
+        // The queue holds the sink, and the sink needs the queue: it is put in when there is one.
+        let back: Arc<OnceLock<FetchQueue>> = Arc::default();
+        let later = Arc::clone(&back);
+        let queue = FetchQueue::with_budget(
             origins,
-            patience,
-            Arc::new(move |delivery| sink.deliver(&delivery)),
+            config.patience,
+            config.traced_bytes_max,
+            Arc::new(move |delivery| {
+                if let Some(queue) = later.get() {
+                    sink.deliver(&delivery, queue);
+                }
+            }),
         );
+        back.get_or_init(|| queue.clone());
         Self {
             target,
             queue,
             pages,
             draining: Arc::new(AtomicBool::new(false)),
         }
+    }
+
+    /// Fetches segments of a layer because a trace says that they will be read: those that the cache lacks, as long as it has
+    /// room without letting anything go. `pace`: how fast the layer's description came, in bytes a millisecond.
+    pub(crate) fn prefetch(
+        &self,
+        layer: &Arc<Layer>,
+        segments: impl IntoIterator<Item = usize>,
+        pace: Option<u64>,
+    ) {
+        if let Some(pace) = pace {
+            self.queue.hint_pace(pace);
+        }
+        let mut left = self.target.cache.bytes_left();
+        let mut wanted = Vec::new();
+        for index in segments {
+            let segment = layer.manifest.segments.get(index);
+            let (Some(segment), Some((_, range))) = (segment, layer.placement.find(index)) else {
+                continue;
+            };
+            if self.target.has(&segment.digest()) {
+                continue;
+            }
+            let Some(rest) = left.checked_sub(range.len) else {
+                tracing::info!(layer = %layer.digest, segments = wanted.len(), "the cache has room for the beginning of the trace only");
+                break;
+            };
+            left = rest;
+            wanted.push(index);
+        }
+        tracing::debug!(layer = %layer.digest, segments = wanted.len(), "fetching what a trace foresees");
+        self.queue.push(layer, &wanted, Priority::Trace);
+    }
+
+    /// Fetches no more of what was foreseen of the layers that `layer` says yes to.
+    pub(crate) fn stop_prefetch(&self, layer: impl Fn(&Digest) -> bool) {
+        let cancelled = self.queue.cancel_traced(layer);
+        self.target.say_cancelled(cancelled);
     }
 
     /// Frames go to this data plane from now on.
@@ -186,6 +241,7 @@ impl Feed {
                 }
                 _ => indexes,
             };
+            let indexes = self.target.not_coming(&layer, indexes);
             self.queue.push(&layer, &indexes, priority);
             return;
         }
@@ -232,6 +288,24 @@ fn plain_bytes(delivery: &Delivery) -> u64 {
         .sum()
 }
 
+/// The frames of a range with their segments.
+fn frames<'a>(delivery: &'a Delivery, bytes: &'a [u8]) -> Vec<(Part, Digest, &'a [u8])> {
+    let segments = &delivery.layer.manifest.segments;
+    let split = delivery.plan.split(bytes);
+    let of = |(part, frame): (Part, Option<&'a [u8]>)| {
+        Some((part, segments.get(part.index)?.digest(), frame?))
+    };
+    split.filter_map(of).collect()
+}
+
+fn provenance(delivery: &Delivery, part: &Part, origin: &str) -> Provenance {
+    Provenance {
+        origin: origin.to_owned(),
+        pack: delivery.plan.pack,
+        offset: part.offset,
+    }
+}
+
 impl Target {
     fn plane(&self) -> MutexGuard<'_, Option<Arc<PlaneLink>>> {
         self.plane.lock().unwrap_or_else(PoisonError::into_inner)
@@ -264,7 +338,26 @@ impl Target {
         self.send(&ToData::Count { layer, counters }, &[]);
     }
 
-    fn deliver(&self, delivery: &Delivery) {
+    fn coming(&self) -> MutexGuard<'_, HashSet<Digest>> {
+        self.coming.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those of these segments that are not about to be handed over.
+    fn not_coming(&self, layer: &Layer, mut indexes: Vec<usize>) -> Vec<usize> {
+        let coming = self.coming();
+        if !coming.is_empty() {
+            let segments = &layer.manifest.segments;
+            let here = |index: usize| {
+                segments
+                    .get(index)
+                    .is_some_and(|s| coming.contains(&s.digest()))
+            };
+            indexes.retain(|index| !here(*index));
+        }
+        indexes
+    }
+
+    fn deliver(&self, delivery: &Delivery, queue: &FetchQueue) {
         tracing::trace!(segments = delivery.plan.parts.len(), "fetched");
         let cost = Cost {
             layer: delivery.layer.digest,
@@ -277,10 +370,21 @@ impl Target {
             },
         };
         match &delivery.outcome {
+            Ok(fetched) if delivery.priority == Priority::Trace => {
+                let kept = self.keep_first(delivery, &fetched.bytes, &fetched.origin, cost);
+                if !kept {
+                    let cancelled = queue.cancel_traced(|layer| *layer == delivery.layer.digest);
+                    self.say_cancelled(cancelled);
+                }
+            }
             Ok(fetched) => self.hand_over(delivery, &fetched.bytes, &fetched.origin, cost),
             Err(error) => {
                 self.count(Some(cost.layer), cost.counters());
-                self.refuse(delivery, error);
+                if delivery.priority == Priority::Trace {
+                    self.give_up(delivery, error, queue);
+                } else {
+                    self.refuse(delivery, error);
+                }
             }
         }
     }
@@ -288,26 +392,16 @@ impl Target {
     fn hand_over(&self, delivery: &Delivery, bytes: &[u8], origin: &str, cost: Cost) {
         let mut cost = Some(Box::new(cost));
         let layer = &delivery.layer;
-        let frames: Vec<(Digest, u64, &[u8])> = delivery
-            .plan
-            .split(bytes)
-            .filter_map(|(part, frame)| {
-                let segment = layer.manifest.segments.get(part.index)?;
-                Some((segment.digest(), part.offset, frame?))
-            })
-            .collect();
+        let frames = frames(delivery, bytes);
         self.handed()
-            .extend(frames.iter().map(|(digest, ..)| *digest));
-        for (digest, offset, frame) in &frames {
-            let from = Provenance {
-                origin: origin.to_owned(),
-                pack: delivery.plan.pack,
-                offset: *offset,
-            };
+            .extend(frames.iter().map(|(_, digest, _)| *digest));
+        for (part, digest, frame) in &frames {
+            let from = provenance(delivery, part, origin);
             let message = ToData::Frame {
                 digest: *digest,
                 from,
                 cost: cost.take(),
+                traced: None,
             };
             self.send(&message, frame);
         }
@@ -316,23 +410,99 @@ impl Target {
         // (measured: the median frame arrives after 65 us instead of 200).
         std::thread::yield_now();
         let mut written = Counters::default();
-        for (digest, _, frame) in &frames {
-            match self.cache.put(digest, frame) {
-                Ok(Kept::Yes) => written.cache_write_bytes += to_u64(frame.len()),
-                // The limit is smaller than what is pinned, mounted and on its way; stats say so.
-                Ok(_) => {}
-                Err(error) => {
-                    written.cache_write_failures += 1;
-                    self.warn(&error);
-                }
-            }
+        for (_, digest, frame) in &frames {
+            self.put(digest, frame, &mut written);
         }
         let mut handed = self.handed();
-        for (digest, ..) in &frames {
+        for (_, digest, _) in &frames {
             handed.remove(digest);
         }
         drop(handed);
         self.count(Some(layer.digest), written);
+    }
+
+    /// Writes a frame to the cache; whether it is there.
+    fn put(&self, digest: &Digest, frame: &[u8], written: &mut Counters) -> bool {
+        match self.cache.put(digest, frame) {
+            Ok(Kept::Yes) => {
+                written.cache_write_bytes += to_u64(frame.len());
+                true
+            }
+            // The limit is smaller than what is pinned, mounted and on its way; stats say so.
+            Ok(_) => false,
+            Err(error) => {
+                written.cache_write_failures += 1;
+                self.warn(&error);
+                false
+            }
+        }
+    }
+
+    /// Writes what a trace foresaw to the cache and hands it over after that; what readers wait for goes first. Whether
+    /// the cache took all of it.
+    fn keep_first(&self, delivery: &Delivery, bytes: &[u8], origin: &str, cost: Cost) -> bool {
+        let mut cost = Some(Box::new(cost));
+        let layer = delivery.layer.digest;
+        let mut frames = frames(delivery, bytes);
+        self.coming()
+            .extend(frames.iter().map(|(_, digest, _)| *digest));
+        // Stable: the others stay in the trace's order.
+        frames.sort_by_key(|(part, ..)| !delivery.joined.contains(&part.index));
+        let mut written = Counters::default();
+        let mut kept = true;
+        for (part, digest, frame) in &frames {
+            let awaited = delivery.joined.contains(&part.index);
+            if !awaited {
+                kept &= self.put(digest, frame, &mut written);
+            }
+            // Before it goes: who asks from now on does so because it went by, and then the cache has it.
+            self.coming().remove(digest);
+            let message = ToData::Frame {
+                digest: *digest,
+                from: provenance(delivery, part, origin),
+                cost: cost.take(),
+                traced: Some(Traced {
+                    layer,
+                    index: part.index,
+                }),
+            };
+            self.send(&message, frame);
+            if awaited {
+                kept &= self.put(digest, frame, &mut written);
+            }
+        }
+        self.count(Some(layer), written);
+        kept
+    }
+
+    /// The data plane may have counted on these; who reads one of them asks for it anew.
+    fn say_cancelled(&self, digests: Vec<Digest>) {
+        if !digests.is_empty() {
+            let reason = "no more is fetched because of a trace".to_owned();
+            self.send(&ToData::NoFrame { digests, reason }, &[]);
+        }
+    }
+
+    /// A range of a trace cannot be had: an origin that fails is left alone with what nobody waits for. For those who came
+    /// meanwhile it is asked once more, now in their name.
+    fn give_up(&self, delivery: &Delivery, error: &FetchError, queue: &FetchQueue) {
+        let layer = &delivery.layer;
+        tracing::info!(layer = %layer.digest, %error, "no more is fetched because of a trace");
+        self.say_cancelled(queue.cancel_traced(|l| *l == layer.digest));
+        let waiting = &delivery.joined;
+        queue.push(layer, waiting, Priority::Demand);
+        let parts = delivery
+            .plan
+            .parts
+            .iter()
+            .filter(|p| !waiting.contains(&p.index));
+        let segments = &layer.manifest.segments;
+        let digests = parts.filter_map(|p| segments.get(p.index).map(|s| s.digest()));
+        let message = ToData::NoFrame {
+            digests: digests.collect(),
+            reason: error.to_string(),
+        };
+        self.send(&message, &[]);
     }
 
     /// Says once a minute that segments are not kept.

@@ -16,11 +16,14 @@ use imgstore::format::erofs::check::check;
 use imgstore::format::manifest::Manifest;
 use imgstore::format::names;
 use imgstore::format::placement::Placement;
+use imgstore::format::trace::Trace;
 use imgstore::ids::{Digest, LayerRef};
+use imgstore::origin::counting::Traffic;
 use imgstore::store::cache::names::{MANIFEST, META, PLACEMENT};
 use imgstore::store::cache::{CacheError, LayerHold, SegmentCache, kept};
 use imgstore::store::layer::{self, Layer, LayerError};
 use imgstore::store::meta_file::{MetaFileError, WHOLE_BYTES_MAX, write_meta};
+use imgstore::store::trace;
 
 use crate::kill::step;
 use crate::paths::Paths;
@@ -40,16 +43,24 @@ pub(crate) struct LayerStore {
     paths: Paths,
     origins: OriginSet,
     cache: Arc<SegmentCache>,
+    /// What comes through `origins`.
+    traffic: Arc<Traffic>,
     loaded: Mutex<HashMap<Digest, Arc<Layer>>>,
 }
 
 impl LayerStore {
-    /// Layers of `origins`, kept below `paths` by `cache`.
-    pub(crate) fn new(paths: Paths, origins: OriginSet, cache: Arc<SegmentCache>) -> Self {
+    /// Layers of `origins`, kept below `paths` by `cache`; `traffic` counts what comes through `origins`.
+    pub(crate) fn new(
+        paths: Paths,
+        origins: OriginSet,
+        cache: Arc<SegmentCache>,
+        traffic: Arc<Traffic>,
+    ) -> Self {
         Self {
             paths,
             origins,
             cache,
+            traffic,
             loaded: Mutex::new(HashMap::new()),
         }
     }
@@ -58,13 +69,35 @@ impl LayerStore {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The layer that a reference names now.
+    /// The layer that a reference names now, and the trace that its tag names.
     ///
     /// # Errors
     /// When no origin knows it.
-    pub(crate) fn resolve(&self, reference: &LayerRef) -> Result<Digest, LayersError> {
-        let resolve = |origin: &dyn imgstore::origin::Origin| layer::resolve(origin, reference);
-        Ok(self.origins.first(resolve)?)
+    pub(crate) fn find(
+        &self,
+        reference: &LayerRef,
+    ) -> Result<(Digest, Option<Digest>), LayersError> {
+        let name = match reference {
+            LayerRef::Layer(digest) => return Ok((*digest, None)),
+            LayerRef::Tag(name) => name,
+        };
+        let read = |origin: &dyn imgstore::origin::Origin| layer::read_tag(origin, name);
+        let tag = self.origins.first(read)?;
+        Ok((tag.layer, trace::of_tag(&tag)))
+    }
+
+    /// How fast descriptions come, in bytes a millisecond, as far as one was long enough to tell.
+    pub(crate) fn pace(&self) -> Option<u64> {
+        self.traffic.bytes_per_ms()
+    }
+
+    /// A published trace.
+    ///
+    /// # Errors
+    /// When no origin has it whole.
+    pub(crate) fn trace(&self, digest: &Digest) -> Result<Trace, LayersError> {
+        let read = |origin: &dyn imgstore::origin::Origin| trace::read(origin, digest);
+        Ok(self.origins.first(read)?)
     }
 
     /// A layer that is loaded.

@@ -19,8 +19,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::kill::step;
 use crate::protocol::{
-    FEATURES_NEEDED, Failure, PlaneStats, ToControl, ToData, VERSION, features, read_message,
-    write_message,
+    FEATURES_NEEDED, Failure, PlaneStats, ToControl, ToData, Touches, VERSION, features,
+    read_message, write_message,
 };
 
 /// How long the data plane may take for a request. Adding a layer reads its metadata once.
@@ -51,7 +51,13 @@ pub(crate) enum LinkError {
     Refused(Failure),
 }
 
-type Answer = (Option<Failure>, Option<Box<PlaneStats>>);
+/// What came of a request.
+#[derive(Debug)]
+struct Answer {
+    failure: Option<Failure>,
+    stats: Option<Box<PlaneStats>>,
+    touches: Option<Box<Touches>>,
+}
 
 /// See the head of this file.
 #[derive(Debug)]
@@ -192,11 +198,24 @@ impl PlaneLink {
         let mut reader = reader.0;
         loop {
             match read_message(&mut reader) {
-                Ok(Some((ToControl::Done { id, failure, stats }, _))) => {
+                Ok(Some((
+                    ToControl::Done {
+                        id,
+                        failure,
+                        stats,
+                        touches,
+                    },
+                    _,
+                ))) => {
+                    let answer = Answer {
+                        failure,
+                        stats,
+                        touches,
+                    };
                     let sender = lock(&self.waiting).as_mut().and_then(|w| w.remove(&id));
                     // Nobody may wait any more: it took too long.
                     if let Some(sender) = sender
-                        && sender.send((failure, stats)).is_err()
+                        && sender.send(answer).is_err()
                     {
                         tracing::debug!(id, "an answer came too late");
                     }
@@ -262,7 +281,7 @@ impl PlaneLink {
 
     fn command(&self, message: impl FnOnce(u64) -> ToData) -> Result<(), LinkError> {
         step("asking the data plane");
-        let (failure, _) = self.ask(message)?;
+        let failure = self.ask(message)?.failure;
         step("the data plane answered");
         Self::outcome(failure)
     }
@@ -271,16 +290,17 @@ impl PlaneLink {
         failure.map_or(Ok(()), |failure| Err(LinkError::Refused(failure)))
     }
 
-    /// Serve this layer.
+    /// Serve this layer; `ahead`: its hot segments may be loaded before they are read.
     ///
     /// # Errors
     /// [`LinkError::Refused`] with the data plane's reason.
-    pub(crate) fn add_image(&self, layer: Digest) -> Result<(), LinkError> {
+    pub(crate) fn add_image(&self, layer: Digest, ahead: bool) -> Result<(), LinkError> {
         let uncounted = false;
         self.command(|id| ToData::AddImage {
             id,
             layer,
             uncounted,
+            ahead,
         })
     }
 
@@ -289,11 +309,12 @@ impl PlaneLink {
     /// # Errors
     /// As for [`PlaneLink::add_image`].
     pub(crate) fn add_uncounted_image(&self, layer: Digest) -> Result<(), LinkError> {
-        let uncounted = true;
+        let (uncounted, ahead) = (true, false);
         self.command(|id| ToData::AddImage {
             id,
             layer,
             uncounted,
+            ahead,
         })
     }
 
@@ -310,10 +331,20 @@ impl PlaneLink {
     /// # Errors
     /// When it does not answer.
     pub(crate) fn stats(&self) -> Result<PlaneStats, LinkError> {
-        let (_, stats) = self.ask(|id| ToData::Stats { id })?;
+        let answer = self.ask(|id| ToData::Stats { id })?;
+        let stats = answer.stats;
         stats
             .map(|stats| *stats)
             .ok_or_else(|| LinkError::Gone("it sent no statistics".to_owned()))
+    }
+
+    /// The first touches of a layer; none of one that is not served.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub(crate) fn touches(&self, layer: Digest) -> Result<Touches, LinkError> {
+        let answer = self.ask(|id| ToData::Trace { id, layer })?;
+        Ok(answer.touches.map(|touches| *touches).unwrap_or_default())
     }
 
     /// Unmount and end.
@@ -321,8 +352,8 @@ impl PlaneLink {
     /// # Errors
     /// When it does not answer.
     pub(crate) fn exit(&self) -> Result<(), LinkError> {
-        let (failure, _) = self.ask_within(|id| ToData::Exit { id }, EXIT_TIMEOUT)?;
-        Self::outcome(failure)
+        let answer = self.ask_within(|id| ToData::Exit { id }, EXIT_TIMEOUT)?;
+        Self::outcome(answer.failure)
     }
 }
 

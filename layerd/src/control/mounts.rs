@@ -11,12 +11,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use imgstore::format::trace::Trace;
 use imgstore::ids::{Digest, IdError, LayerRef};
 use imgstore::origin::OriginError;
 use imgstore::store::cache::LayerHold;
 use imgstore::store::layer::{Layer, LayerError};
 use layerd_client::api::{ApiError, ErrorKind, Mount, MountRequest, MountState};
 
+use super::ControlConfig;
+use super::ahead::{self, Foresight};
 use super::feed::Feed;
 use super::layers::{LayerStore, LayersError};
 use super::leases::Leases;
@@ -135,6 +138,8 @@ pub(crate) struct MountService {
     /// Whether EROFS reads the FUSE file past that file's page cache: one copy in memory, and eight times as many requests
     /// for small files. Without it the data plane keeps the second copy short (`plane/pages`).
     directio: bool,
+    /// Whether anything is fetched before it is read.
+    foresees: bool,
     guarded: Mutex<Guarded>,
 }
 
@@ -144,7 +149,7 @@ impl MountService {
         layers: Arc<LayerStore>,
         feed: Feed,
         leases: Leases,
-        directio: bool,
+        config: &ControlConfig,
     ) -> Self {
         Self {
             leases,
@@ -152,7 +157,8 @@ impl MountService {
             paths,
             layers,
             feed,
-            directio,
+            directio: config.directio,
+            foresees: config.traced_bytes_max > 0,
             guarded: Mutex::new(Guarded::default()),
         }
     }
@@ -168,13 +174,19 @@ impl MountService {
 
     /// Names, manifests, placements and metadata of all layers, local afterwards. Each costs a few round trips to an
     /// origin, so several layers are described at a time.
-    pub(crate) fn describe(&self, refs: &[String]) -> Result<Vec<Described>, MountsError> {
+    /// What the foresight says will be read is fetched from then on.
+    pub(crate) fn describe(
+        &self,
+        refs: &[String],
+        foresight: &Foresight,
+    ) -> Result<Vec<Described>, MountsError> {
         let one = |reference: &String| -> Result<Described, MountsError> {
             let reference: LayerRef = reference.parse()?;
-            let digest = self.layers.resolve(&reference)?;
+            let (digest, trace) = self.layers.find(&reference)?;
             let hold = self.layers.hold(digest);
             let layer = self.layers.load(&digest)?;
             self.layers.ensure_meta(&layer)?;
+            foresight.begin(&layer, trace, &self.layers, &self.feed);
             Ok((layer, hold))
         };
         let mut layers = Vec::with_capacity(refs.len());
@@ -202,19 +214,21 @@ impl MountService {
     /// # Errors
     /// Says what is wrong with the request, the origin, the kernel or the disk. Nothing is left behind.
     pub(crate) fn mount(&self, request: &MountRequest) -> Result<Mount, MountsError> {
-        let mountpoint = check_mountpoint(&request.mountpoint)?;
+        check_mountpoint(&request.mountpoint)?;
         if request.refs.is_empty() || request.refs.len() > LAYERS_MAX {
             return Err(MountsError::Request(format!(
                 "a composition has 1 to {LAYERS_MAX} layers, not {}",
                 request.refs.len()
             )));
         }
-        let described = self.describe(&request.refs)?;
+        let foresight = Foresight::of(request, self.foresees)?;
+        let described = self.describe(&request.refs, &foresight);
+        let described = described.inspect_err(|_| self.stop_unused(&self.lock()))?;
         let (mut layers, mut holds): (Vec<_>, Vec<_>) = described.into_iter().unzip();
         let _expected = self.leases.expect(&layers);
         let mut fetched_again = HashSet::new();
         loop {
-            match self.mount_described(request, &mountpoint, &layers, &mut holds) {
+            match self.mount_described(request, &foresight, &layers, &mut holds) {
                 Err(MountsError::Kept { layer, reason }) if fetched_again.insert(layer) => {
                     // Without the lock: other mounts must not wait for an origin.
                     tracing::warn!(%layer, reason, "fetching a damaged description again");
@@ -222,6 +236,10 @@ impl MountService {
                     for old in layers.iter_mut().filter(|old| old.digest == layer) {
                         *old = Arc::clone(&fresh);
                     }
+                }
+                Err(error) => {
+                    self.stop_unused(&self.lock());
+                    return Err(error);
                 }
                 made => return made,
             }
@@ -231,10 +249,11 @@ impl MountService {
     fn mount_described(
         &self,
         request: &MountRequest,
-        mountpoint: &Path,
+        foresight: &Foresight,
         layers: &[Arc<Layer>],
         holds: &mut Vec<LayerHold>,
     ) -> Result<Mount, MountsError> {
+        let mountpoint = &check_mountpoint(&request.mountpoint)?;
         let id = fresh_id(mountpoint);
         let mount = Mount {
             id: id.clone(),
@@ -263,7 +282,7 @@ impl MountService {
             tracing::error!(%error, "this mount will not be adopted after a restart");
         }
         let made = self
-            .mount_layers(&guarded, layers)
+            .mount_layers(&guarded, layers, foresight)
             .and_then(|()| self.compose(&mount));
         if let Err(error) = made {
             self.free_unused(&mut guarded, layers.iter().map(|layer| layer.digest));
@@ -316,7 +335,12 @@ impl MountService {
     }
 
     /// Makes sure that every layer has its EROFS mount.
-    fn mount_layers(&self, guarded: &Guarded, layers: &[Arc<Layer>]) -> Result<(), MountsError> {
+    fn mount_layers(
+        &self,
+        guarded: &Guarded,
+        layers: &[Arc<Layer>],
+        foresight: &Foresight,
+    ) -> Result<(), MountsError> {
         let plane = self.plane()?;
         for layer in layers {
             if guarded.table.uses(&layer.digest) {
@@ -331,7 +355,7 @@ impl MountService {
                 continue;
             }
             step("a layer's mount point is there");
-            add_image(&plane, layer)?;
+            add_image(&plane, layer, foresight.is_on())?;
             let source = self.paths.fuse().join(layer.digest.to_hex());
             mount::erofs(&source, &target, self.directio)?;
         }
@@ -400,6 +424,7 @@ impl MountService {
             {
                 tracing::warn!(path = %target.display(), %error, "cannot remove a mount point");
             }
+            self.feed.stop_prefetch(|l| *l == layer);
             self.layers.unload(&layer);
             guarded.held.remove(&layer);
             if guarded.closed {
@@ -413,6 +438,40 @@ impl MountService {
             }
             self.feed.pages.close(Some(layer));
         }
+    }
+
+    /// What is fetched ahead for layers that no composition uses is not fetched any more.
+    fn stop_unused(&self, guarded: &Guarded) {
+        self.feed.stop_prefetch(|layer| !guarded.table.uses(layer));
+    }
+
+    /// What was read first of a composition since its layers are served, and whether there was more than is recorded.
+    ///
+    /// # Errors
+    /// When nothing is mounted there, or the data plane does not answer.
+    pub(crate) fn trace(&self, mountpoint: &Path) -> Result<(Trace, bool), MountsError> {
+        let guarded = self.lock();
+        let mount = self.find(&guarded, mountpoint)?;
+        drop(guarded);
+        let plane = self.plane()?;
+        let mut seen = HashSet::new();
+        let mut touches = Vec::new();
+        for layer in mount.layers.iter().filter_map(|l| l.parse::<Digest>().ok()) {
+            if seen.insert(layer) {
+                touches.push((layer, plane.touches(layer)?));
+            }
+        }
+        Ok(ahead::merge(touches))
+    }
+
+    /// The composition at a mountpoint, however it is written.
+    fn find(&self, guarded: &Guarded, mountpoint: &Path) -> Result<Mount, MountsError> {
+        if let Some(found) = guarded.table.at(mountpoint) {
+            return Ok(found.clone());
+        }
+        let real = fs::canonicalize(mountpoint).ok();
+        real.and_then(|real| guarded.table.at(&real).cloned())
+            .ok_or_else(|| MountsError::NotMounted(mountpoint.to_owned()))
     }
 
     /// Removes the scratch folder of a composition, and its upper directory if nothing was written there. What was
@@ -443,15 +502,7 @@ impl MountService {
     /// [`MountsError::Busy`] while somebody uses it; it stays whole then.
     pub(crate) fn umount(&self, mountpoint: &Path) -> Result<Mount, MountsError> {
         let mut guarded = self.lock();
-        let found = guarded.table.at(mountpoint).cloned();
-        let found = match found {
-            Some(found) => found,
-            None => {
-                let real = fs::canonicalize(mountpoint).ok();
-                real.and_then(|real| guarded.table.at(&real).cloned())
-                    .ok_or_else(|| MountsError::NotMounted(mountpoint.to_owned()))?
-            }
-        };
+        let found = self.find(&guarded, mountpoint)?;
         if self.is_there(&found)? {
             let gone = if found.state == MountState::Dead {
                 mount::detach(&found.mountpoint)
@@ -603,8 +654,8 @@ impl MountService {
 }
 
 /// Has the data plane serve a layer; [`MountsError::Kept`] when it finds the local files damaged.
-fn add_image(plane: &PlaneLink, layer: &Layer) -> Result<(), MountsError> {
-    match plane.add_image(layer.digest) {
+fn add_image(plane: &PlaneLink, layer: &Layer, ahead: bool) -> Result<(), MountsError> {
+    match plane.add_image(layer.digest, ahead) {
         Err(LinkError::Refused(failure)) if failure.kind == ErrorKind::Corrupt => {
             Err(MountsError::Kept {
                 layer: layer.digest,

@@ -112,7 +112,15 @@ impl SelfTest {
             };
             let digest = part.digest;
             let cost = None;
-            plane.send(&ToData::Frame { digest, from, cost }, &part.frame);
+            plane.send(
+                &ToData::Frame {
+                    digest,
+                    from,
+                    cost,
+                    traced: None,
+                },
+                &part.frame,
+            );
         }
     }
 

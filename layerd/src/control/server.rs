@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::extract::connect_info::Connected;
-use axum::extract::{ConnectInfo, Query, Request, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Query, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::middleware::{self, Next};
@@ -13,7 +13,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use axum::serve::IncomingStream;
 use axum::{Json, Router};
-use layerd_client::api::{ApiError, ErrorKind, Mount, MountRequest, Mounts, Stats, UmountRequest};
+use layerd_client::api::{
+    ApiError, ErrorKind, Mount, MountRequest, Mounts, RecordedTrace, Stats, UmountRequest,
+};
 use layerd_client::cache::{CacheContents, PinRequest, Pinned};
 use serde::Deserialize;
 use tokio::net::{TcpListener, UnixListener};
@@ -28,6 +30,8 @@ const MOUNTS_AT_ONCE: usize = 64;
 /// Threads for requests.
 pub(super) const BLOCKING_THREADS: usize = 96;
 static MOUNTING: Semaphore = Semaphore::const_new(MOUNTS_AT_ONCE);
+/// Longest body of a request: a mount with the longest trace, each of whose quotes is written as two characters.
+const BODY_BYTES_MAX: usize = 20 << 20;
 
 /// An error with its HTTP status.
 struct Refusal(ApiError);
@@ -149,6 +153,16 @@ async fn mounts(State(service): State<Arc<Service>>) -> Result<Json<Mounts>, Ref
     .map(Json)
 }
 
+async fn trace(
+    State(service): State<Arc<Service>>,
+    body: Bytes,
+) -> Result<Json<RecordedTrace>, Refusal> {
+    let request: UmountRequest = parse(&body)?;
+    blocking(move || service.trace(&request.mountpoint))
+        .await
+        .map(Json)
+}
+
 async fn stats(State(service): State<Arc<Service>>) -> Result<Json<Stats>, Refusal> {
     blocking(move || Ok(service.stats())).await.map(Json)
 }
@@ -213,12 +227,14 @@ pub(crate) async fn serve(
         .route("/v1/mounts", post(mount))
         .route("/v1/mounts", delete(umount))
         .route("/v1/mounts", get(mounts))
+        .route("/v1/trace", post(trace))
         .route("/v1/stats", get(stats))
         .route("/v1/cache", get(cache_contents))
         .route("/v1/cache/pins", post(pin).delete(unpin))
         .route("/metrics", get(metrics))
         .route("/healthz", get(health))
         .with_state(service)
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::from_fn(check_peer));
     let router = router.into_make_service_with_connect_info::<Peer>();
     axum::serve(listener, router)

@@ -8,7 +8,9 @@ use std::time::Duration;
 use imgstore::ids::Digest;
 use imgstore::origin::counting::Traffic;
 use imgstore::store::cache::SegmentCache;
-use layerd_client::api::{ApiError, Counters, Mount, MountRequest, MountState, MountStats, Stats};
+use layerd_client::api::{
+    ApiError, Counters, Mount, MountRequest, MountState, MountStats, RecordedTrace, Stats,
+};
 
 use super::link::PlaneLink;
 use super::metrics::{self, ControlMetrics, Sample};
@@ -75,6 +77,16 @@ impl Service {
         self.mounts.leases.settle();
         tracing::info!(id = mount.id, mountpoint = %mount.mountpoint.display(), "unmounted");
         Ok(mount)
+    }
+
+    /// See [`MountService::trace`].
+    ///
+    /// # Errors
+    /// In words for the caller.
+    pub(crate) fn trace(&self, mountpoint: &Path) -> Result<RecordedTrace, ApiError> {
+        let (trace, truncated) = self.mounts.trace(mountpoint)?;
+        let trace = String::from_utf8_lossy(&trace.to_bytes()).into_owned();
+        Ok(RecordedTrace { trace, truncated })
     }
 
     /// All compositions.

@@ -7,12 +7,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use imgstore::format::FormatError;
 use imgstore::format::flat::FlatLayout;
 use imgstore::format::manifest::{Manifest, Segment};
-use imgstore::ids::{BLOCK_SIZE, Digest, to_usize};
+use imgstore::ids::Digest;
 use layerd_client::api::Counters;
 
+use super::hotahead::HotAhead;
 use super::meta::{MetaError, VerifiedMeta};
 use super::readahead::ReadAhead;
+use super::touched::Touched;
 use crate::paths;
+use crate::protocol::{Touches, Traced};
 
 /// Why a layer cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -43,40 +46,15 @@ impl OpenError {
     }
 }
 
-/// Distinct 4 KiB blocks of file data that were asked for.
-#[derive(Debug)]
-struct Needed {
-    words: Vec<u64>,
-    blocks: u64,
-}
-
-impl Needed {
-    fn new(bytes: u64) -> Self {
-        let words = to_usize(bytes.div_ceil(BLOCK_SIZE * 64));
-        Self {
-            words: vec![0; words],
-            blocks: 0,
-        }
-    }
-
-    fn mark(&mut self, offset: u64, len: u64) {
-        for block in offset / BLOCK_SIZE..(offset + len).div_ceil(BLOCK_SIZE) {
-            let bit = 1_u64 << (block % 64);
-            if let Some(word) = self.words.get_mut(to_usize(block / 64))
-                && *word & bit == 0
-            {
-                *word |= bit;
-                self.blocks += 1;
-            }
-        }
-    }
-}
+/// Most segments remembered for layers that are not served (yet).
+const EARLY_MAX: usize = 4096;
 
 #[derive(Debug)]
 struct Activity {
     counters: Counters,
-    needed: Needed,
+    touched: Touched,
     readahead: ReadAhead,
+    hotahead: HotAhead,
 }
 
 /// See the head of this file.
@@ -88,15 +66,17 @@ pub(crate) struct LayerState {
     pub(crate) meta: VerifiedMeta,
     /// Whether what is done with it counts in any total.
     pub(crate) counted: bool,
+    /// So many of the first segments are read one after the other, as a trace foresaw; 0 where nothing may be loaded ahead.
+    hot: usize,
     activity: Mutex<Activity>,
 }
 
 impl LayerState {
-    /// Opens what `folder` holds of `layer`, and verifies it.
+    /// Opens what `folder` holds of `layer`, and verifies it. `ahead`: whether hot segments may be loaded before they are read.
     ///
     /// # Errors
     /// Names the file that is missing or damaged.
-    pub(crate) fn open(folder: &Path, layer: Digest) -> Result<Self, OpenError> {
+    pub(crate) fn open(folder: &Path, layer: Digest, ahead: bool) -> Result<Self, OpenError> {
         let path = folder.join(paths::MANIFEST);
         let bytes = std::fs::read(&path).map_err(|source| OpenError::Io {
             path: path.clone(),
@@ -107,12 +87,14 @@ impl LayerState {
         let meta = VerifiedMeta::open(&folder.join(paths::META), &manifest.meta)?;
         let activity = Activity {
             counters: Counters::default(),
-            needed: Needed::new(manifest.segment_bytes()),
+            touched: Touched::new(manifest.segment_bytes()),
             readahead: ReadAhead::default(),
+            hotahead: HotAhead::default(),
         };
         Ok(Self {
             digest: layer,
             layout: FlatLayout::new(&manifest),
+            hot: if ahead { manifest.hot_segments() } else { 0 },
             segments: manifest.segments,
             meta,
             counted: true,
@@ -138,8 +120,11 @@ impl LayerState {
         if offset < data || offset >= end {
             return None;
         }
-        activity.needed.mark(offset - data, end - offset);
+        activity.touched.mark(offset - data, end - offset);
         let here = self.segment_at(offset)?;
+        if here < self.hot {
+            return activity.hotahead.on_read(here, self.hot);
+        }
         let start = self.layout.segment_start(here)?;
         let window = activity.readahead.on_read(offset, end - offset, start)?;
         drop(activity);
@@ -161,9 +146,29 @@ impl LayerState {
     /// A copy of the counters.
     pub(crate) fn counters(&self) -> Counters {
         let activity = self.activity();
+        let data = self.meta.len();
+        let place = |index: usize| {
+            let start = self.layout.segment_start(index)? - data;
+            Some(start..start + self.segments.get(index)?.len())
+        };
         Counters {
-            needed_bytes: activity.needed.blocks * BLOCK_SIZE,
+            needed_bytes: activity.touched.bytes(),
+            traced_unused_segments: activity.touched.unused(place),
             ..activity.counters
+        }
+    }
+
+    /// The first touches since the layer is served.
+    pub(crate) fn touches(&self) -> Touches {
+        self.activity().touched.touches()
+    }
+
+    /// Segment `index`, of `stored` bytes, came because of a trace.
+    pub(crate) fn note_traced(&self, index: usize, stored: u64) {
+        let mut activity = self.activity();
+        if index < self.segments.len() && activity.touched.note_traced(index) {
+            activity.counters.traced_segments += 1;
+            activity.counters.traced_bytes += stored;
         }
     }
 }
@@ -178,6 +183,8 @@ pub(crate) struct Layers {
 struct Inner {
     served: BTreeMap<Digest, Arc<LayerState>>,
     retired: Counters,
+    /// Segments (with stored bytes) that a trace brought for layers that are about to be served.
+    early: Vec<(Traced, u64)>,
 }
 
 impl Layers {
@@ -190,7 +197,26 @@ impl Layers {
     }
 
     pub(crate) fn insert(&self, layer: Arc<LayerState>) {
-        self.lock().served.insert(layer.digest, layer);
+        let mut inner = self.lock();
+        inner.early.retain(|(traced, stored)| {
+            let its = traced.layer == layer.digest;
+            if its {
+                layer.note_traced(traced.index, *stored);
+            }
+            !its
+        });
+        inner.served.insert(layer.digest, layer);
+    }
+
+    /// A segment came because of a trace, perhaps before its layer is served.
+    pub(crate) fn note_traced(&self, traced: Traced, stored: u64) {
+        let mut inner = self.lock();
+        match inner.served.get(&traced.layer) {
+            Some(layer) => layer.note_traced(traced.index, stored),
+            None if inner.early.len() < EARLY_MAX => inner.early.push((traced, stored)),
+            // Of no importance but for the counters.
+            None => {}
+        }
     }
 
     /// Takes a layer out; its counters stay in the total.
@@ -227,22 +253,5 @@ impl Layers {
             layers.insert(digest.to_hex(), counters);
         }
         (layers, total)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_block_that_is_needed_twice_counts_once() {
-        let mut needed = Needed::new(1 << 20);
-        needed.mark(0, 4096);
-        needed.mark(4000, 200);
-        assert_eq!(needed.blocks, 2);
-        needed.mark(0, 1 << 20);
-        assert_eq!(needed.blocks, 256);
-        needed.mark(1 << 20, 4096);
-        assert_eq!(needed.blocks, 256);
     }
 }

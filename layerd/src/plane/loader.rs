@@ -256,11 +256,13 @@ impl Loader {
         self.shared.work.notify_one();
     }
 
-    /// A frame from the control process.
-    pub(crate) fn frame(&self, digest: Digest, frame: Vec<u8>, from: Provenance) {
+    /// A frame from the control process. One that is `cached` is kept only for those who wait for it.
+    pub(crate) fn frame(&self, digest: Digest, frame: Vec<u8>, from: Provenance, cached: bool) {
         let mut state = self.shared.lock();
         let Some(entry) = state.pending.entries.get_mut(&digest) else {
-            state.loose.keep(digest, frame, from);
+            if !cached {
+                state.loose.keep(digest, frame, from);
+            }
             return;
         };
         tracing::trace!(?digest, "frame came");

@@ -5,7 +5,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, mpsc};
 
 use fuse_driver::mount::{FuseError, FuseMount};
-use imgstore::ids::Digest;
+use imgstore::ids::{Digest, to_u64};
 use layerd_client::api::ErrorKind;
 
 use super::End;
@@ -106,13 +106,22 @@ impl Server {
                 id,
                 layer,
                 uncounted,
-            } => self.apart(id, move |server| server.add(layer, !uncounted)),
+                ahead,
+            } => self.apart(id, move |server| server.add(layer, !uncounted, ahead)),
             ToData::RemoveImage { id, layer } => self.apart(id, move |server| server.remove(layer)),
-            ToData::Frame { digest, from, cost } => {
+            ToData::Frame {
+                digest,
+                from,
+                cost,
+                traced,
+            } => {
                 if let Some(cost) = cost {
                     self.layers.count(Some(&cost.layer), &cost.counters());
                 }
-                self.loader.frame(digest, bytes, from);
+                if let Some(traced) = traced {
+                    self.layers.note_traced(traced, to_u64(bytes.len()));
+                }
+                self.loader.frame(digest, bytes, from, traced.is_some());
             }
             ToData::NoFrame { digests, reason } => self.loader.no_frame(&digests, &reason),
             ToData::Count { layer, counters } => self.layers.count(layer.as_ref(), &counters),
@@ -127,6 +136,16 @@ impl Server {
                         total,
                         now: Some(self.loader.now()),
                     })),
+                    touches: None,
+                });
+            }
+            ToData::Trace { id, layer } => {
+                let layer = self.layers.get(&layer);
+                self.link.send(&ToControl::Done {
+                    id,
+                    failure: None,
+                    stats: None,
+                    touches: layer.map(|layer| Box::new(layer.touches())),
                 });
             }
             ToData::Unknown => {
@@ -147,6 +166,7 @@ impl Server {
             id,
             failure: result.err(),
             stats: None,
+            touches: None,
         });
     }
 
@@ -171,12 +191,12 @@ impl Server {
         }
     }
 
-    fn add(&self, layer: Digest, counted: bool) -> Result<(), Failure> {
+    fn add(&self, layer: Digest, counted: bool, ahead: bool) -> Result<(), Failure> {
         if self.layers.get(&layer).is_some() {
             return Ok(());
         }
         let mut state =
-            LayerState::open(&self.paths.layer(&layer), layer).map_err(|e| Failure {
+            LayerState::open(&self.paths.layer(&layer), layer, ahead).map_err(|e| Failure {
                 kind: if e.is_damage() {
                     ErrorKind::Corrupt
                 } else {

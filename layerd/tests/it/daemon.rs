@@ -181,7 +181,21 @@ impl Daemon {
             refs: refs.iter().map(|s| (*s).to_owned()).collect(),
             mountpoint: mountpoint.to_owned(),
             rw,
+            trace: None,
+            no_trace: false,
         })
+    }
+
+    /// Mounts with a trace, or without any.
+    pub(crate) fn mount_traced(&self, refs: &[&str], mountpoint: &Path, trace: Option<&str>) {
+        let request = MountRequest {
+            refs: refs.iter().map(|s| (*s).to_owned()).collect(),
+            mountpoint: mountpoint.to_owned(),
+            rw: false,
+            trace: trace.map(str::to_owned),
+            no_trace: trace.is_none(),
+        };
+        self.client().mount(&request).unwrap();
     }
 
     pub(crate) fn mount(&self, refs: &[&str], mountpoint: &Path, rw: bool) -> Mount {

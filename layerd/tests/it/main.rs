@@ -32,4 +32,5 @@ mod outage;
 mod reading;
 mod space;
 mod three_fs;
+mod traces;
 mod upgrades;

@@ -19,6 +19,9 @@ pub(crate) struct Faults {
     /// Requests for packs wait until this is false again.
     hang: Mutex<bool>,
     freed: Condvar,
+    /// Requests for objects whose name has one of these in it wait until it is taken out again.
+    held: Mutex<Vec<String>>,
+    released: Condvar,
 }
 
 #[derive(Debug)]
@@ -28,6 +31,8 @@ struct Shared {
     faults: Faults,
     pack_requests: AtomicU64,
     requests: AtomicU64,
+    /// What was asked for, in order: the object and the first byte.
+    asked: Mutex<Vec<(String, u64)>>,
     seen: Condvar,
     seen_lock: Mutex<()>,
 }
@@ -49,6 +54,7 @@ impl Web {
             faults: Faults::default(),
             pack_requests: AtomicU64::new(0),
             requests: AtomicU64::new(0),
+            asked: Mutex::default(),
             seen: Condvar::new(),
             seen_lock: Mutex::new(()),
         });
@@ -86,6 +92,30 @@ impl Web {
     pub(crate) fn hang(&self, hang: bool) {
         *self.shared.faults.hang.lock().unwrap() = hang;
         self.shared.faults.freed.notify_all();
+    }
+
+    /// Has requests for objects with `part` in their name wait.
+    pub(crate) fn hold(&self, part: &str) {
+        self.shared
+            .faults
+            .held
+            .lock()
+            .unwrap()
+            .push(part.to_owned());
+    }
+
+    /// Lets them go on.
+    pub(crate) fn release(&self, part: &str) {
+        let mut held = self.shared.faults.held.lock().unwrap();
+        held.retain(|h| h != part);
+        self.shared.faults.released.notify_all();
+    }
+
+    /// First bytes of the requests for objects with `part` in their name, in the order in which they came.
+    pub(crate) fn asked(&self, part: &str) -> Vec<u64> {
+        let asked = self.shared.asked.lock().unwrap();
+        let of = asked.iter().filter(|(object, _)| object.contains(part));
+        of.map(|(_, start)| *start).collect()
     }
 
     /// Waits until so many requests for packs have come.
@@ -142,6 +172,11 @@ impl Shared {
     ) -> std::io::Result<()> {
         let pack = path.starts_with("/packs/");
         self.requests.fetch_add(1, Ordering::SeqCst);
+        let start = range.map_or(0, |(start, _)| start);
+        self.asked.lock().unwrap().push((path.to_owned(), start));
+        let held = self.faults.held.lock().unwrap();
+        let is_held = |held: &mut Vec<String>| held.iter().any(|h| path.contains(h));
+        drop(self.faults.released.wait_while(held, is_held).unwrap());
         if pack {
             let guard = self.seen_lock.lock().unwrap();
             self.pack_requests.fetch_add(1, Ordering::SeqCst);

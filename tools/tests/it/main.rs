@@ -21,6 +21,7 @@ mod same_name;
 mod seaweed;
 mod served;
 mod tidy;
+mod traces;
 mod two_origins;
 mod unit;
 mod wrong_use;

@@ -11,7 +11,7 @@ use crate::origin::mem::MemOrigin;
 use crate::origin::{ByteRange, Created, Origin};
 
 /// A layer of `n` segments of 10 stored bytes in one pack, and the origin that has the pack.
-fn fixture(n: u64) -> (Arc<Layer>, Arc<dyn Origin>) {
+pub(super) fn fixture(n: u64) -> (Arc<Layer>, Arc<dyn Origin>) {
     let pack_bytes: Vec<u8> = (0..=255)
         .cycle()
         .take(usize::try_from(n * 10).unwrap())
@@ -52,7 +52,7 @@ fn fixture(n: u64) -> (Arc<Layer>, Arc<dyn Origin>) {
     (Arc::new(layer), Arc::new(origin))
 }
 
-fn queue(origin: Arc<dyn Origin>) -> (FetchQueue, mpsc::Receiver<Delivery>) {
+pub(super) fn queue(origin: Arc<dyn Origin>) -> (FetchQueue, mpsc::Receiver<Delivery>) {
     queue_with(origin, Duration::from_secs(5))
 }
 

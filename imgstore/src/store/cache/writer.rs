@@ -157,6 +157,11 @@ impl SegmentCache {
         self.ledger().usage()
     }
 
+    /// Bytes that can be added before the limit says that something must go.
+    pub fn bytes_left(&self) -> u64 {
+        self.settings.bytes_max.saturating_sub(self.usage().bytes)
+    }
+
     /// What was done, and how the disk is.
     pub fn deeds(&self) -> CacheDeeds {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -72,7 +72,7 @@ fn s64_reads_go_on_and_a_disk_that_cannot_be_read_is_soon_left_alone() {
             offset: 0,
         };
         let stored = frame::encode(&plain, 1);
-        world.loader.frame(world.digest(index), stored, from);
+        world.loader.frame(world.digest(index), stored, from, false);
         assert_eq!(answer.recv_timeout(SOON).unwrap(), Ok(plain.len()));
     }
     assert_eq!(disk.reads.load(Ordering::Relaxed), ERRORS_MAX);

@@ -61,7 +61,7 @@ impl World {
         };
         Self {
             loader: Loader::start(files, link, &settings).unwrap(),
-            layer: Arc::new(LayerState::open(dir.path(), digest).unwrap()),
+            layer: Arc::new(LayerState::open(dir.path(), digest, true).unwrap()),
             control,
             origin,
             _dir: dir,
@@ -150,7 +150,7 @@ fn read_ahead_that_failed_and_was_asked_for_again_is_answered() {
         offset: 0,
     };
     let stored = frame::encode(&plain, 1);
-    world.loader.frame(world.digest(1), stored, from);
+    world.loader.frame(world.digest(1), stored, from, false);
     assert_eq!(answer.recv_timeout(SOON).unwrap(), Ok(plain.len()));
 }
 
@@ -160,7 +160,7 @@ fn read_ahead_that_failed_and_was_asked_for_again_is_answered() {
 #[test]
 fn a_segment_is_asked_for_through_every_layer_that_has_a_reader() {
     let mut world = World::new(SOON);
-    let mut other = LayerState::open(world._dir.path(), world.layer.digest).unwrap();
+    let mut other = LayerState::open(world._dir.path(), world.layer.digest, true).unwrap();
     other.digest = Digest::of(b"another layer with the same segments");
     let other = Arc::new(other);
     let first = world.read(1);

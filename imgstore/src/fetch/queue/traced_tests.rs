@@ -1,0 +1,130 @@
+//! Ranges of traces: behind every reader, within a budget, and taken apart for a reader.
+
+use super::tests::{fixture, queue};
+use super::*;
+use crate::format::placement::Spot;
+
+fn traced_job(layer: &Arc<Layer>, indexes: std::ops::Range<usize>) -> Job {
+    Job {
+        layer: Arc::clone(layer),
+        plan: plan(&layer.placement, indexes, 1 << 20).remove(0),
+        priority: Priority::Trace,
+        asked: Instant::now(),
+    }
+}
+
+/// Mutations that turn it red: no `demanding > 0` in `next_traced`; no bound of bytes there.
+#[test]
+fn a_trace_waits_for_every_reader_and_keeps_to_its_budget() {
+    let (layer, _) = fixture(20);
+    let mut state = State::default();
+    for start in [0, 5, 10] {
+        state.traced.push_back(traced_job(&layer, start..start + 5));
+    }
+    state.demanding = 1;
+    assert!(state.next_traced(1000).is_none());
+    state.demanding = 0;
+    let first = state.next_traced(90).unwrap();
+    // 50 bytes are on their way, and 50 more do not fit into 90.
+    assert!(state.next_traced(90).is_none());
+    assert!(state.next_traced(100).is_some());
+    assert!(state.next_traced(120).is_none());
+    state.finish(&first);
+    assert_eq!((state.tracing, state.tracing_bytes), (1, 50));
+    assert!(state.next_traced(100).is_some() && state.traced.is_empty());
+}
+
+/// Mutation: no `shorten_front`.
+#[test]
+fn ranges_of_a_trace_are_as_long_as_the_link_bears() {
+    let (mut layer, _) = fixture(40);
+    // 100 kB each.
+    let layer_mut = Arc::get_mut(&mut layer).unwrap();
+    for (n, spot) in layer_mut.placement.segments.iter_mut().enumerate() {
+        *spot = Spot(0, crate::ids::to_u64(n) * 100_000, 100_000);
+    }
+    layer_mut.placement.packs[0].size = 4_000_000;
+    let whole = || Job {
+        layer: Arc::clone(&layer),
+        plan: plan(&layer.placement, 0..40, u64::MAX).remove(0),
+        priority: Priority::Trace,
+        asked: Instant::now(),
+    };
+    let first = |pace: Option<u64>, budget: u64| {
+        let mut state = State::default();
+        state.traced.push_back(whole());
+        pace.into_iter().for_each(|pace| state.set_pace(pace));
+        let job = state.next_traced(budget).unwrap();
+        let left: usize = state.traced.iter().map(|job| job.plan.parts.len()).sum();
+        assert_eq!(job.plan.parts.len() + left, 40);
+        job.plan.parts.len()
+    };
+    let budget = TRACED_BYTES_MAX;
+    assert_eq!(first(None, budget), 5);
+    // 25 MB/s, 1 GB/s, 1 MB/s, and a small budget.
+    assert_eq!(
+        [25_000, 1_000_000, 1000].map(|p| first(Some(p), budget)),
+        [5, 20, 1]
+    );
+    assert_eq!(first(Some(1_000_000), 1 << 20), 5);
+}
+
+#[test]
+fn one_range_may_begin_whatever_the_budget() {
+    let (layer, _) = fixture(5);
+    let mut state = State::default();
+    state.traced.push_back(traced_job(&layer, 0..5));
+    assert!(state.next_traced(1).is_some());
+}
+
+/// Mutation: the whole range moves to the demand queue.
+#[test]
+fn a_reader_takes_its_segment_out_of_a_trace_and_one_on_its_way_is_joined() {
+    let (layer, _) = fixture(20);
+    let mut state = State::default();
+    for index in 0..20 {
+        state.wanted.insert(layer.manifest.segments[index].digest());
+    }
+    state.traced.push_back(traced_job(&layer, 0..10));
+    state.traced.push_back(traced_job(&layer, 10..20));
+    let on_its_way = state.next_traced(1000).unwrap();
+    assert!(!state.want(&layer.manifest.segments[12].digest(), Priority::Prefetch));
+    assert_eq!((state.traced.len(), state.demand.len()), (1, 0));
+    assert!(!state.want(&layer.manifest.segments[12].digest(), Priority::Demand));
+    let starts = |jobs: &VecDeque<Job>| -> Vec<usize> {
+        jobs.iter().map(|job| job.plan.parts[0].index).collect()
+    };
+    assert_eq!(
+        (starts(&state.traced), starts(&state.demand)),
+        (vec![10], vec![12])
+    );
+    assert!(!state.want(&layer.manifest.segments[3].digest(), Priority::Demand));
+    assert_eq!(state.finish(&on_its_way), [3]);
+    assert!(state.joined.is_empty() && state.wanted.len() == 10);
+}
+
+#[test]
+fn a_cancelled_trace_is_forgotten_and_can_be_asked_for_again() {
+    let (layer, origin) = fixture(20);
+    let (queue, deliveries) = queue(origin);
+    let mut state = queue.shared.lock();
+    for index in 0..20 {
+        state.wanted.insert(layer.manifest.segments[index].digest());
+    }
+    state.traced.push_back(traced_job(&layer, 0..20));
+    drop(state);
+    assert!(
+        queue
+            .cancel_traced(|digest| *digest != layer.digest)
+            .is_empty()
+    );
+    assert_eq!(queue.shared.lock().traced.len(), 1);
+    assert_eq!(
+        queue.cancel_traced(|digest| *digest == layer.digest).len(),
+        20
+    );
+    queue.push(&layer, &[7], Priority::Trace);
+    let delivery = deliveries.recv_timeout(Duration::from_secs(10)).unwrap();
+    assert_eq!(delivery.plan.parts.len(), 1);
+    assert_eq!(delivery.priority, Priority::Trace);
+}
