@@ -155,6 +155,7 @@ pub fn verified_into(frame: &[u8], digest: &Digest, plain: &mut [u8]) -> Result<
 /// # Errors
 /// As for [`verified_into`].
 pub fn verified(frame: &[u8], digest: &Digest, plain_len: u64) -> Result<Vec<u8>, FormatError> {
+    check_claim(to_u64(frame.len()), plain_len)?;
     let mut plain = vec![0; to_usize(plain_len)];
     verified_into(frame, digest, &mut plain)?;
     Ok(plain)

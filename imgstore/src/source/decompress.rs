@@ -204,9 +204,8 @@ mod tests {
         let expansion = Expansion::default();
         expansion.update(|counts| counts.free = Some(1000));
         for (round, right) in [true, false].into_iter().enumerate() {
-            let noise: Vec<u8> = (0..9000_u32)
-                .map(|n| n.wrapping_mul(0x9E37_79B9).to_le_bytes()[3])
-                .collect();
+            let mut noise = vec![0; 9000];
+            blake3::Hasher::new().finalize_xof().fill(&mut noise);
             let parts = [gzip(&noise), gzip(&zeros[..1 << 20])].concat();
             let inner: Box<dyn Read> = Box::new(io::Cursor::new(parts));
             let mut plain = Compression::Gzip.reader(inner, &expansion).unwrap();

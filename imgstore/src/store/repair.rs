@@ -637,10 +637,10 @@ fn state_of(
     known: &mut HashMap<Pack, PackState>,
 ) -> Result<PackState, OriginError> {
     match known.get(pack) {
-        Some(state) => Ok(*state),
+        Some(state) => Ok(state.clone()),
         None => {
             let state = PackState::of(origin, pack)?;
-            Ok(*known.entry(*pack).or_insert(state))
+            Ok(known.entry(*pack).or_insert(state).clone())
         }
     }
 }

@@ -116,14 +116,14 @@ fn check_meta(meta: &[u8], manifest: &Manifest) -> Result<(), String> {
 }
 
 /// What an origin has under a pack's name, by its size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PackState {
     /// An object of the right size.
     Sized,
     /// An object of another size.
     Other(u64),
-    /// Nothing.
-    Missing,
+    /// Nothing that can be told the size of; why.
+    Missing(String),
 }
 
 impl PackState {
@@ -136,16 +136,16 @@ impl PackState {
         Ok(match size {
             Ok(size) if size == pack.size => Self::Sized,
             Ok(size) => Self::Other(size),
-            Err(_) => Self::Missing,
+            Err(why) => Self::Missing(why),
         })
     }
 
     /// The damage, if it is one.
-    pub(crate) fn damage(self, pack: &Pack) -> Option<Damage> {
+    pub(crate) fn damage(&self, pack: &Pack) -> Option<Damage> {
         let found = match self {
             Self::Sized => return None,
             Self::Other(size) => format!("one of {size} bytes"),
-            Self::Missing => "none".to_owned(),
+            Self::Missing(why) => format!("none ({why})"),
         };
         Some(Damage {
             object: names::pack(&pack.digest),
@@ -229,15 +229,15 @@ pub fn verify(
     for one in runs::sought(&manifest, &placement) {
         let pack = one.place.pack;
         let state = match packs.get(&pack) {
-            Some(state) => *state,
+            Some(state) => state,
             None => {
                 let state = PackState::of(origin, &pack)?;
                 report.damage.extend(state.damage(&pack));
-                *packs.entry(pack).or_insert(state)
+                packs.entry(pack).or_insert(state)
             }
         };
         // A missing pack has been told; what a short one still has is read.
-        if state != PackState::Missing {
+        if !matches!(state, PackState::Missing(_)) {
             readable.push(one);
         }
     }

@@ -283,8 +283,30 @@ fn every_command_shows_examples() {
         .collect();
     commands.sort_unstable();
     let contract = [
-        "bench", "build", "cache", "export", "fsck", "gc", "inspect", "layers", "lease", "mount",
-        "mounts", "pull", "push", "repair", "rm", "stats", "tag", "umount", "untag", "verify",
+        "bench",
+        "build",
+        "cache",
+        "export",
+        "export-set",
+        "fsck",
+        "gc",
+        "import",
+        "inspect",
+        "layers",
+        "lease",
+        "mount",
+        "mounts",
+        "optimize",
+        "pull",
+        "push",
+        "repair",
+        "rm",
+        "stats",
+        "tag",
+        "trace",
+        "umount",
+        "untag",
+        "verify",
     ];
     assert_eq!(commands, contract);
     for command in commands {
