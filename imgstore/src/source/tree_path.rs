@@ -6,7 +6,7 @@
 use super::error::EntryFault;
 
 /// Longest path of an entry: four times what a kernel call takes. Every part of it may be a new directory.
-pub(super) const PATH_BYTES_MAX: usize = 16 << 10;
+const PATH_BYTES_MAX: usize = 16 << 10;
 
 /// The parts of an entry's path; none for the root (`./`).
 pub(super) fn parts(path: &[u8]) -> Result<Vec<&[u8]>, EntryFault> {

@@ -6,6 +6,8 @@
 //! [`MEMORY_FACTOR`] times the input, or an input that takes longer than [`TIME_MAX`] fails the test and saves the input
 //! under `TMPDIR/dsec-fuzz`.
 //!
+//! Without `frame::check_claim` the target `frame` aborts at once: 1 GiB asked for on the word of a few bytes.
+//!
 //! `DSEC_FUZZ_SECONDS` is the time of all targets together (`tools/fuzz`); with `DSEC_FUZZ_SHARE=1` each takes all of it.
 //! `DSEC_FUZZ_SEED` repeats a run, `DSEC_FUZZ_INPUT` parses one file only. A new parser is one line in `targets!`.
 

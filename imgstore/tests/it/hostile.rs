@@ -181,7 +181,7 @@ fn a_small_archive_cannot_fill_the_disk() {
     }
 }
 
-/// Headers that are small each and large together. Red when the sums are not kept.
+/// Headers that are small each and large together. Red when either sum is not kept.
 #[test]
 fn extended_headers_are_bounded_in_sum() {
     let value = vec![b'v'; 6 << 20];
@@ -210,7 +210,8 @@ fn extended_headers_are_bounded_in_sum() {
     ));
 }
 
-/// A map without line ends was searched from its start for every block: hours for a gigabyte.
+/// A map without line ends was searched from its start for every block: hours for a gigabyte. Red without the bound on a
+/// line (another error, after minutes).
 #[test]
 fn a_sparse_map_without_lines_is_refused_at_once() {
     let records: [(&[u8], &[u8]); 3] = [
@@ -233,7 +234,8 @@ fn a_sparse_map_without_lines_is_refused_at_once() {
     ));
 }
 
-/// Long paths, and paths made long through links: the tree's walk would be quadratic in them.
+/// Long paths, and paths made long through links: the tree's walk would be quadratic in them. Red without any of the three
+/// bounds: a path's, a link target's, and the whole path's in `finish`.
 #[test]
 fn endless_paths_are_refused() {
     let long = "d/".repeat(8193);
