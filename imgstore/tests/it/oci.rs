@@ -183,7 +183,7 @@ fn with_tokens(mock: &Mock, life: Duration) {
 }
 
 /// 64 readers, one token: one call when it is first needed, one per renewal, none by those who wait. Turned red by: no
-/// single flight in `Tokens`; a key without the repository; tokens used until the registry refuses them (401s are seen).
+/// single flight in `Tokens` (a `renewing` that is never set).
 #[test]
 fn a_token_is_renewed_once_for_all_readers() {
     let mock = mock();
@@ -233,7 +233,7 @@ fn a_token_is_renewed_once_for_all_readers() {
 }
 
 /// A token that is refused before its time, a token server that refuses and comes back: the next read succeeds.
-/// Turned red by: `Tokens::reject` that does nothing; a failure that is kept.
+/// Turned red by: `Tokens::reject` that does nothing.
 #[test]
 fn reads_go_on_when_tokens_are_good_again() {
     let mock = mock();
@@ -334,7 +334,7 @@ fn every_way_to_say_who_asks() {
 }
 
 /// Blobs lie on another server: it is asked for the right range and is not told who asks. Turned red by: sending what
-/// `show` added along (`ours` always true).
+/// `show` added along to every host (`ours` always true).
 #[test]
 fn credentials_stay_with_their_host() {
     let (mock, cdn) = (mock(), mock());

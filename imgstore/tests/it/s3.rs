@@ -36,7 +36,7 @@ fn headers(status: u16, headers: &[(&'static str, &str)], body: &[u8]) -> Canned
     }
 }
 
-/// Turned red by: creating without `If-None-Match` (several writers win); listing without the prefix.
+/// Turned red by: creating without `If-None-Match`.
 #[test]
 fn a_bucket_keeps_the_rules_of_origins() {
     let server = Server::start();
@@ -85,8 +85,7 @@ fn layers_are_built_listed_and_verified_in_a_bucket() {
     assert_eq!(report.damage[0].object, pack);
 }
 
-/// Every odd answer to a range is an error of the right kind, never bytes. Turned red by: leaving status 200 to
-/// `object_store`'s caller; comparing no length.
+/// Every odd answer to a range is an error of the right kind, never bytes. Turned red by: comparing no length.
 #[test]
 fn wrong_answers_are_errors() {
     let server = Server::start();
@@ -145,7 +144,7 @@ fn wrong_answers_are_errors() {
     assert_eq!(retry_after, Some(Duration::from_secs(11)));
 }
 
-/// Reads are tried once here; writes again. Turned red by: `WRITE_ATTEMPTS_MAX = 1`; the retries of `object_store` left on.
+/// Reads are tried once here; writes again. Turned red by: `WRITE_ATTEMPTS_MAX = 1`.
 #[test]
 fn busy_servers_get_writes_again_and_reads_once() {
     let server = Server::start();
@@ -303,7 +302,7 @@ fn error_expired() -> Canned {
 }
 
 /// 64 readers whose credentials come from a program: it runs once, and once more when they are about to expire.
-/// Turned red by: loading outside of the lock (up to 64 runs); an expiry that is not looked at (one run in all).
+/// Turned red by: an expiry that is not looked at (never renewed).
 #[test]
 fn a_credential_process_runs_once_for_all_readers() {
     let server = Server::start();

@@ -24,8 +24,7 @@ fn read(file: &File, at: u64) -> std::io::Result<Vec<u8>> {
 }
 
 /// A restart without credentials: what is cached serves, what is not gives EIO and a line that says why; with credentials
-/// again the next read succeeds. No log, message or state file has the password. Turned red by: dropping the cached layer
-/// when its manifest cannot be asked for; logging headers.
+/// again the next read succeeds. No log, message or state file has the password.
 #[test]
 fn cached_layers_outlive_their_credentials() {
     let world = World::new();
