@@ -102,7 +102,7 @@ fn in_order(events: &[Event], wanted: &[&dyn Fn(&Event) -> bool]) -> bool {
     wanted.iter().all(|wanted| events.any(wanted))
 }
 
-/// Broken on purpose: renaming in place of linking, with NOREPLACE (`ENOSYS`, nothing is published); a `try_exists` before
+/// Broken on purpose: renaming in place of linking, with NOREPLACE (the kernel makes EINVAL of `ENOSYS`, nothing is published); a `try_exists` before
 /// linking (looked up twice); syncing the folder and taking its error for one (nothing is published); linking before
 /// the writer is closed; sealing before the temporary name is gone (it stays). Each made this test fail.
 #[test]

@@ -183,18 +183,17 @@ impl StandIn {
 
     /// Lets the server die: all requests fail, those under way too.
     pub fn kill(&self) {
-        let file = format!("{}/abort", self.connection);
-        let known = Path::new("/sys/fs/fuse/connections").join(&file);
-        if known.try_exists().unwrap() {
-            fs::write(known, b"1").unwrap();
-        } else {
-            self.abort_by(&file).unwrap();
-        }
+        self.abort().unwrap();
         self.hang(false);
     }
 
-    /// Where nobody mounted the file system that controls FUSE: mounts it in a place of its own for a moment.
-    fn abort_by(&self, file: &str) -> io::Result<()> {
+    fn abort(&self) -> io::Result<()> {
+        let file = format!("{}/abort", self.connection);
+        let known = Path::new("/sys/fs/fuse/connections").join(&file);
+        if known.try_exists()? {
+            return fs::write(known, b"1");
+        }
+        // Where nobody mounted the file system that controls FUSE: mounts it in a place of its own for a moment.
         let place = self.folder.join(".control");
         fs::create_dir_all(&place)?;
         rustix::mount::mount("none", &place, "fusectl", MountFlags::empty(), None)?;
@@ -210,5 +209,8 @@ impl Drop for StandIn {
         self.hang(false);
         // It may have been unmounted by the test.
         let _gone = rustix::mount::unmount(&*self.point, UnmountFlags::DETACH);
+        // The server is in this process: a file that is still open at its end would be closed by asking a server that has
+        // ended already, and the process would stay for ever. There is no connection to abort if it has ended.
+        drop(self.abort());
     }
 }
