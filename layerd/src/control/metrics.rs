@@ -67,7 +67,7 @@ pub(crate) struct Sample<'a> {
     pub(crate) control: &'a ControlMetrics,
 }
 
-/// Counters of the data plane: field of `Counters`, name, help.
+/// Counters of the data plane: field of `Counters`, name, help. What also goes down is a gauge: no `_total` in its name.
 const COUNTERS: &[(&str, &str, &str)] = &[
     (
         "remote_requests",
@@ -135,6 +135,21 @@ const COUNTERS: &[(&str, &str, &str)] = &[
         "Segments loaded before anybody read them.",
     ),
     (
+        "traced_segments",
+        "traced_segments_total",
+        "Segments that were fetched because a trace foresaw them.",
+    ),
+    (
+        "traced_bytes",
+        "traced_bytes_total",
+        "Bytes of segments that were fetched because a trace foresaw them.",
+    ),
+    (
+        "traced_unused_segments",
+        "traced_unused_segments",
+        "Segments that a trace foresaw and nobody has read yet.",
+    ),
+    (
         "cache_write_bytes",
         "cache_write_bytes_total",
         "Bytes written to the cache on disk.",
@@ -152,7 +167,12 @@ fn counters(page: &mut Page, stats: &Stats) {
     };
     for (field, name, help) in COUNTERS {
         let value = fields.get(*field).and_then(serde_json::Value::as_u64);
-        page.counter(name, help, &[], value.unwrap_or(0));
+        let value = value.unwrap_or(0);
+        if name.ends_with("_total") {
+            page.counter(name, help, &[], value);
+        } else {
+            page.gauge(name, help, &[], value);
+        }
     }
 }
 
