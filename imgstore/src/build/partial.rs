@@ -55,7 +55,7 @@ pub enum PartialError {
         layer: Digest,
         /// What is wrong.
         #[source]
-        source: FormatError,
+        source: Box<FormatError>,
     },
     /// A manifest has fields that this version would lose.
     #[error("layer {0} was written by a newer dsec, which is needed to copy it")]
@@ -173,7 +173,7 @@ pub fn plan_part(origin: &dyn Origin, workloads: &[Workload]) -> Result<Plan, Pa
                 PartialError::Trace {
                     workload,
                     layer,
-                    source,
+                    source: Box::new(source),
                 }
             })?;
             let cost = descriptions.get(digest).copied().unwrap_or(0);
