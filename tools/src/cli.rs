@@ -160,7 +160,13 @@ A layer named by its digest is copied without a tag; garbage collection removes 
     )]
     Lease(crate::commands::lease::LeaseCommand),
     /// Record, show and publish what a start reads first.
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_help = "Examples:
+  dsec trace record /mnt --out start.trace -- chroot /mnt python3 -c 'import ssl'
+  dsec trace show start.trace
+  dsec trace apply base/python:3.11 --trace start.trace --origin dir:/srv/layers"
+    )]
     Trace(crate::commands::trace::TraceCommand),
     /// Publish layers again with what a trace names in front, so that a start fetches it in a few large requests.
     #[command(after_help = "Examples:

@@ -255,7 +255,7 @@ mod tests {
             let (costs, needs) = random(7, 12, seed);
             let found = curve(&costs, &needs);
             assert!(found.exact);
-            let mut least = vec![u64::MAX; 8];
+            let mut least = [u64::MAX; 8];
             for mask in 1_usize..1 << 7 {
                 let chosen: Vec<usize> = (0..7).filter(|w| mask & (1 << w) != 0).collect();
                 let cost = union(&|i| costs[*i], &needs, &chosen);

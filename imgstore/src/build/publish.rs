@@ -216,11 +216,13 @@ pub fn publish(
     record: &Tag,
 ) -> Result<u64, BuildError> {
     let stored = publish_objects(publisher, staged, parts)?;
+    publisher.confirm(&parts.layer())?;
     tags::write(publisher.origin, tag, record)?;
     Ok(stored)
 }
 
-/// Publishes everything but a tag; returns the bytes of the objects that were new.
+/// Publishes everything but a tag; returns the bytes of the objects that were new. Whether all that the placement names is
+/// there is not looked at: a part of a layer may lack most of it.
 ///
 /// # Errors
 /// As for [`publish`].
@@ -245,7 +247,6 @@ pub fn publish_objects(
         &names::placement(&layer),
         &parts.placement.to_bytes(),
     )?;
-    publisher.confirm(&parts.layer())?;
     Ok(stored)
 }
 

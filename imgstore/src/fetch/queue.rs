@@ -495,8 +495,11 @@ impl State {
             bytes => bytes,
         };
         let max = known.min((bytes_max / 2).max(TRACED_RANGE_BYTES_MIN));
-        let Some(Job { layer, plan, .. }) = self.traced.pop_front_if(|j| j.plan.range.len > max)
-        else {
+        let long = |job: &&Job| job.plan.range.len > max;
+        if self.traced.front().filter(long).is_none() {
+            return;
+        }
+        let Some(Job { layer, plan, .. }) = self.traced.pop_front() else {
             return;
         };
         let first = plan.parts.first().map_or(usize::MAX, |part| part.index);

@@ -4,6 +4,8 @@
 //! over those, or, of one layer read-only, another view of that mount. One lock orders everything that changes
 //! mounts; names are resolved and descriptions fetched outside of it. Nothing under the lock waits for an origin.
 
+mod mountpoint;
+
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
@@ -30,6 +32,7 @@ use crate::kernel::mount::{self, MountError, Upper};
 use crate::kernel::mountinfo::MountInfo;
 use crate::kill::step;
 use crate::paths::Paths;
+use mountpoint::{check_mountpoint, copy_root_attributes};
 
 /// Layers that are described at a time.
 const DESCRIBED_AT_ONCE: usize = 8;
@@ -666,25 +669,6 @@ fn add_image(plane: &PlaneLink, layer: &Layer, ahead: bool) -> Result<(), Mounts
     }
 }
 
-/// The mountpoint as the kernel will show it.
-fn check_mountpoint(mountpoint: &Path) -> Result<PathBuf, MountsError> {
-    if !mountpoint.is_absolute() {
-        return Err(MountsError::Request(format!(
-            "mountpoint `{}` must be an absolute path",
-            mountpoint.display()
-        )));
-    }
-    let real =
-        fs::canonicalize(mountpoint).map_err(MountsError::io("use mountpoint", mountpoint))?;
-    if !real.is_dir() {
-        return Err(MountsError::Request(format!(
-            "mountpoint `{}` is not a directory",
-            real.display()
-        )));
-    }
-    Ok(real)
-}
-
 /// What the kernel shows as the source of a composition's overlay.
 fn overlay_name(mount: &Mount) -> String {
     format!("dsec-{}", mount.id)
@@ -693,14 +677,4 @@ fn overlay_name(mount: &Mount) -> String {
 /// An id that no composition of this cache had: 64 random bits.
 fn fresh_id(mountpoint: &Path) -> String {
     format!("{:016x}", RandomState::new().hash_one(mountpoint))
-}
-
-/// The root of an overlay has the attributes of its upper directory: those of the top layer's root.
-fn copy_root_attributes(lower: Option<&PathBuf>, upper: &Path) -> Result<(), MountsError> {
-    use std::os::unix::fs::{MetadataExt, chown};
-    let Some(lower) = lower else { return Ok(()) };
-    let meta = fs::metadata(lower).map_err(MountsError::io("read", lower))?;
-    chown(upper, Some(meta.uid()), Some(meta.gid()))
-        .and_then(|()| fs::set_permissions(upper, meta.permissions()))
-        .map_err(MountsError::io("set attributes of", upper))
 }

@@ -399,13 +399,13 @@ fn a_data_plane_of_another_version_is_refused_with_what_to_do_and_left_alone() {
     let out = daemon.command().stderr(Stdio::piped()).output().unwrap();
     assert!(!out.status.success());
     let text = String::from_utf8(out.stderr).unwrap();
-    for part in ["version 7", "version 1", "kill 4194304", "EIO"] {
+    for part in ["version 7", "version 2", "kill 4194304", "EIO"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     let hello = plane.join().unwrap();
     assert_eq!(
         (&hello["version"], hello["features"].is_array()),
-        (&1.into(), true)
+        (&2.into(), true)
     );
     assert!(daemon.cache().join("run/data-plane.sock").exists());
     assert_eq!(processes_of(world.dir.path()), [0; 0]);
@@ -415,10 +415,10 @@ fn a_data_plane_of_another_version_is_refused_with_what_to_do_and_left_alone() {
 #[test]
 fn older_and_newer_data_planes_of_the_same_version_are_adopted() {
     for says in [
-        &[r#"{"type":"welcome","version":1,"pid":4194304,"layers":[]}"#][..],
+        &[r#"{"type":"welcome","version":2,"pid":4194304,"layers":[]}"#][..],
         &[
             r#"{"type":"weather","sun":true}"#,
-            r#"{"type":"welcome","version":1,"pid":4194304,"layers":[],"features":["weather"],"mood":1}"#,
+            r#"{"type":"welcome","version":2,"pid":4194304,"layers":[],"features":["weather"],"mood":1}"#,
             r#"{"type":"weather","sun":false}"#,
         ],
     ] {
