@@ -72,7 +72,7 @@ impl SegmentCache {
         let folder = self.root.join(names::LAYERS).join(layer.to_hex());
         let bytes = round_up_to_block(to_u64(contents.len()));
         self.reserve(*layer, bytes);
-        if !self.make_room() {
+        if !self.make_room(bytes) {
             tracing::debug!(%layer, "the descriptions of mounted and pinned layers pass the limit of the cache");
         }
         let written = self.write(&folder.join(name), contents, bytes);
@@ -102,7 +102,7 @@ impl SegmentCache {
         let path = folder.join(name);
         let bytes = round_up_to_block(len);
         self.reserve(*layer, bytes);
-        if !self.make_room() {
+        if !self.make_room(bytes) {
             tracing::debug!(%layer, "the descriptions of mounted and pinned layers pass the limit of the cache");
         }
         let tmp = self.tmp();

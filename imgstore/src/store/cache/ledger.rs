@@ -430,7 +430,13 @@ impl Ledger {
                 goes
             }
         };
+        // Layers first: a mount may wait for one of them to be gone.
         let mut victims = Vec::new();
+        for (layer, entry) in &self.layers {
+            if self.layer_may_go(layer, entry) && goes(entry.used) {
+                victims.push(Victim::Layer(*layer, entry.bytes));
+            }
+        }
         let mut shards = std::mem::take(&mut self.shards);
         for shard in &mut shards {
             shard.retain(|entry| {
@@ -442,11 +448,6 @@ impl Ledger {
             });
         }
         self.shards = shards;
-        for (layer, entry) in &self.layers {
-            if self.layer_may_go(layer, entry) && goes(entry.used) {
-                victims.push(Victim::Layer(*layer, entry.bytes));
-            }
-        }
         for victim in &victims {
             let (digest, bytes) = match *victim {
                 Victim::Segment(digest, bytes) => {

@@ -30,10 +30,11 @@ impl SegmentCache {
         }
         failed = failed.and(self.scan_layers());
         self.measure();
+        // Still before anybody waits for the evictor: this may take long.
+        self.evict_all();
         if failed.is_ok() {
             self.deeds.scanned.store(true, Ordering::Relaxed);
         }
-        self.make_room();
         failed
     }
 
@@ -58,7 +59,7 @@ impl SegmentCache {
         Ok(())
     }
 
-    fn scan_shard(&self, byte: u8) -> io::Result<()> {
+    pub(super) fn scan_shard(&self, byte: u8) -> io::Result<()> {
         let folder = self.shard_path(byte);
         let is_folder = self.disk.stat(&folder)?.is_some_and(|stat| stat.is_folder);
         if !is_folder {

@@ -95,7 +95,7 @@ fn the_count_is_what_the_disk_says_and_the_oldest_goes_first() {
     assert_eq!(cache.usage().bytes, used(root.path()));
 }
 
-/// Mutations: `names::segment` without the comparison with the name written anew, `clear_tmp` without `tmp_run`: red.
+/// Mutation: `clear_tmp` that removes whatever lies in `tmp`: red.
 #[test]
 fn foreign_files_are_neither_counted_nor_removed() {
     let root = tempfile::tempdir().unwrap();
@@ -459,4 +459,39 @@ fn s63_more_files_than_are_counted_are_cleaned_in_the_background() {
         .map(|shard| fs::read_dir(shard.unwrap().path()).unwrap().count())
         .sum();
     assert_eq!(to_u64(left), cache.usage().segments);
+}
+
+/// What an old cache has too much is the scan's to evict: a mount and a fetch do not wait for that.
+/// Mutation: `make_room` that evicts all at once before the scan is done: red.
+#[test]
+fn s63_before_the_scan_is_done_a_writer_evicts_no_more_than_it_adds() {
+    let root = tempfile::tempdir().unwrap();
+    let settings = CacheSettings::new(2 << 20).with_reserve(Some(0));
+    let cache = Arc::new(open_on(root.path(), settings, Arc::new(RealDisk)));
+    for n in 0..60 {
+        let (digest, bytes) = frame(n, 20_000);
+        cache.put(&digest, &bytes).unwrap();
+    }
+    drop(cache);
+    let settings = CacheSettings::new(400_000).with_reserve(Some(0));
+    let cache = Arc::new(open_on(root.path(), settings, Arc::new(RealDisk)));
+    for shard in 0..=u8::MAX {
+        cache.scan_shard(shard).unwrap();
+    }
+    let over = cache.usage().segments;
+    assert_eq!(over, 60);
+    let layer = Digest::of(b"l");
+    let _held = cache.hold_layer(layer);
+    cache
+        .put_layer_file(&layer, names::META, &[2; 30_000])
+        .unwrap();
+    let gone = over - cache.usage().segments;
+    assert!(gone <= 4, "{gone}");
+    let evicting = cache.evictor.lock().unwrap();
+    let (digest, bytes) = frame(100, 20_000);
+    assert_eq!(cache.put(&digest, &bytes).unwrap(), Kept::No);
+    drop(evicting);
+    cache.scan().unwrap();
+    assert!(used(root.path()) <= 400_000);
+    assert_eq!(cache.put(&digest, &bytes).unwrap(), Kept::Yes);
 }

@@ -5,12 +5,13 @@
 //!                          └─ none: not kept, and the disk is left alone for a moment
 //! ```
 //! One thread evicts at a time. Whoever finds the sum above the limit waits for it, so no file is written while the sum
-//! (which is never less than what is on disk, see `ledger`) is above the limit.
+//! (which is never less than what is on disk, see `ledger`) is above the limit. Until the scan is done nobody waits: an old
+//! cache may have very much to evict, which is the scan's work. Room that is not there then is not taken.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::disk::{CacheDisk, Space};
@@ -47,6 +48,8 @@ pub struct SegmentCache {
     pub(super) old_tmp: bool,
     next_tmp: AtomicU64,
     ledger: Mutex<Ledger>,
+    /// A victim's files are gone.
+    freed: Condvar,
     pub(super) evictor: Mutex<()>,
     health: Mutex<Health>,
     pub(super) pins: Mutex<Vec<Pin>>,
@@ -108,6 +111,7 @@ impl SegmentCache {
             old_tmp: marker == marker::Found::None,
             next_tmp: AtomicU64::new(0),
             ledger: Mutex::new(Ledger::new(now, settings.files_max)),
+            freed: Condvar::new(),
             evictor: Mutex::new(()),
             health: Mutex::default(),
             pins: Mutex::default(),
@@ -170,7 +174,7 @@ impl SegmentCache {
             evicted_layers: count(&self.deeds.evicted_layers),
             not_kept: count(&self.deeds.not_kept),
             errors: count(&self.deeds.errors),
-            scanned: self.deeds.scanned.load(Ordering::Relaxed),
+            scanned: self.is_scanned(),
             disk: lock(&self.health).state(),
         }
     }
@@ -280,6 +284,9 @@ impl SegmentCache {
                 },
             });
         }
+        if !self.is_scanned() && self.ledger().is_leaving(digest) {
+            return Ok(Kept::No);
+        }
         let reserved = bytes + self.folder_bytes(digest);
         self.reserve(*digest, reserved);
         let written = self.put_reserved(digest, frame, bytes);
@@ -290,15 +297,16 @@ impl SegmentCache {
 
     /// Counts a file that will be written, once nobody is unlinking one with its name.
     pub(super) fn reserve(&self, digest: Digest, bytes: u64) {
-        loop {
-            let mut ledger = self.ledger();
-            if !ledger.is_leaving(&digest) {
-                ledger.reserve(digest, bytes);
-                return;
-            }
-            drop(ledger);
-            drop(lock(&self.evictor));
+        let mut ledger = self.ledger();
+        while ledger.is_leaving(&digest) {
+            let waited = self.freed.wait(ledger);
+            ledger = waited.unwrap_or_else(PoisonError::into_inner);
         }
+        ledger.reserve(digest, bytes);
+    }
+
+    pub(super) fn is_scanned(&self) -> bool {
+        self.deeds.scanned.load(Ordering::Relaxed)
     }
 
     /// Bytes of disk that the frame takes now; `None` when there is no place for it.
@@ -308,11 +316,11 @@ impl SegmentCache {
         frame: &[u8],
         bytes: u64,
     ) -> Result<Option<u64>, CacheError> {
-        if !self.make_room() {
+        if !self.make_room(bytes) {
             return Ok(None);
         }
         if let Some(space) = self.lacking() {
-            if self.deeds.scanned.load(Ordering::Relaxed) {
+            if self.is_scanned() {
                 self.note_full();
             }
             return Err(CacheError::NoRoom {
@@ -326,15 +334,35 @@ impl SegmentCache {
         self.write(&path, frame, bytes).map(Some)
     }
 
-    /// Evicts until limit and reserve hold, if that can be done; whether the limit holds.
-    pub(super) fn make_room(&self) -> bool {
-        if !self.wanted(self.missing()).is_nothing() {
-            let evicting = lock(&self.evictor);
-            // Another thread may have made room meanwhile.
-            let wanted = self.wanted(self.missing());
-            self.evict(&evicting, wanted);
+    /// Evicts until limit and reserve hold, if that can be done; whether the limit holds. Before the scan is done no more than twice
+    /// of what is `added`, and only if nobody else evicts.
+    pub(super) fn make_room(&self, added: u64) -> bool {
+        let mut wanted = self.wanted(self.missing());
+        if wanted.is_nothing() {
+            return true;
+        }
+        if self.is_scanned() {
+            self.evict_all();
+        } else {
+            wanted.bytes = wanted.bytes.min(added.saturating_mul(2));
+            wanted.files = 0;
+            match self.evictor.try_lock() {
+                Ok(evicting) => self.evict(&evicting, wanted),
+                Err(TryLockError::Poisoned(evicting)) => {
+                    self.evict(&evicting.into_inner(), wanted);
+                }
+                Err(TryLockError::WouldBlock) => {}
+            }
         }
         self.ledger().bytes() <= self.settings.bytes_max
+    }
+
+    /// Evicts until limit and reserve hold, or nothing more may go.
+    pub(super) fn evict_all(&self) {
+        let evicting = lock(&self.evictor);
+        // Another thread may have made room meanwhile.
+        let wanted = self.wanted(self.missing());
+        self.evict(&evicting, wanted);
     }
 
     /// What the limit, and `missing` bytes of free space, ask for.
@@ -402,9 +430,9 @@ impl SegmentCache {
         if !lock(&self.health).may_ask(Instant::now()) {
             return;
         }
-        self.make_room();
+        self.evict_all();
         let missing = self.missing();
-        if missing > 0 && self.deeds.scanned.load(Ordering::Relaxed) {
+        if missing > 0 && self.is_scanned() {
             self.note_full();
             if lock(&self.health).alarm(Instant::now()) {
                 tracing::warn!(path = %self.root.display(), missing,
@@ -443,6 +471,7 @@ impl SegmentCache {
                 (Err(error), _) => self.note_error(&self.root, &error),
             };
             self.ledger().freed(victim, stays);
+            self.freed.notify_all();
         }
         if many {
             self.measure();
