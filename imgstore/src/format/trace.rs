@@ -338,4 +338,37 @@ mod tests {
             assert_eq!(Trace::parse(&trace.to_bytes()).unwrap(), trace);
         }
     }
+
+    /// Damaged texts are refused or are the canonical text of another trace; nothing panics, and memory is bounded by the text.
+    #[test]
+    fn damaged_texts_are_refused_or_canonical() {
+        let cases: u64 = std::env::var("DSEC_CASES")
+            .ok()
+            .and_then(|n| n.parse().ok())
+            .unwrap_or(3000);
+        let good = Trace::new([touch(1, 10, 4), touch(2, 0, 1), touch(1, 800, 70)]).to_bytes();
+        let mut at: u64 = 11;
+        let mut next = |n: usize| {
+            at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(17);
+            usize::try_from(at >> 33).unwrap() % n
+        };
+        for _ in 0..cases {
+            let mut text = good.clone();
+            for _ in 0..1 + next(3) {
+                if text.is_empty() {
+                    break;
+                }
+                let place = next(text.len());
+                match next(4) {
+                    0 => text[place] ^= 1 << next(8),
+                    1 => text[place] = b"0123456789[],{}\"-e. \n"[next(21)],
+                    2 => drop(text.remove(place)),
+                    _ => text.truncate(place.max(1)),
+                }
+            }
+            if let Ok(trace) = Trace::parse(&text) {
+                assert_eq!(trace.to_bytes(), text);
+            }
+        }
+    }
 }

@@ -69,7 +69,7 @@ fn check_mount(origin: &dyn Origin, layer: &Digest, tree: &Tree) {
 }
 
 proptest! {
-    #![proptest_config(cases(16))]
+    #![proptest_config(cases(6))]
     /// Through the kernel, after one and after two rounds, with `verify`. Mutations that turn it red: in `hot::cut`, places
     /// given before the pieces are sorted; in `optimize::keep`, an earlier round's hot segments dropped although files refer to them (`segments_are_missing`).
     #[test]

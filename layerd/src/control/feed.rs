@@ -173,6 +173,8 @@ impl Feed {
     /// second time; whether it is. The data plane says its other wishes again to the next control process.
     pub(crate) fn drain(&self, timeout: Duration) -> bool {
         self.draining.store(true, Ordering::Release);
+        // What nobody has read is left to whoever will: the next mount goes on there.
+        self.stop_prefetch(|_| true);
         let until = Instant::now() + timeout;
         while self.depth() != QueueDepth::default() {
             if Instant::now() >= until {
