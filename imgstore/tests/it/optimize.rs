@@ -52,13 +52,13 @@ fn apply(
     layer: &Digest,
     trace: &Trace,
     options: &OptimizeOptions,
-) -> Result<OptimizeReport, OptimizeError> {
+) -> Result<OptimizeReport, Box<OptimizeError>> {
     let old = layer::read_tag(origin, &tag("1")).unwrap();
     let target = Target {
         tag: tag("hot"),
         old,
     };
-    optimize(origin, layer, trace, target, options)
+    optimize(origin, layer, trace, target, options).map_err(Box::new)
 }
 
 fn check_mount(origin: &dyn Origin, layer: &Digest, tree: &Tree) {
