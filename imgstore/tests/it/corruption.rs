@@ -6,7 +6,7 @@
 //! [`frame::verified`], which is also the only exit of the data plane. (The daemon's own tests do some dozens through the kernel.)
 //! A new kind of origin is one line in [`KINDS`].
 //!
-//! Mutations that were seen red: the digest not compared in `frame::verified_into`; the manifest not compared with its name.
+//! Mutation that was seen red: the digest not compared in `frame::verified_into`.
 
 mod kinds;
 mod layers;

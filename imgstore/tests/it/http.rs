@@ -92,8 +92,7 @@ fn expect(act: &Act, range: &str, whole: &str) {
     }
 }
 
-/// Mutations that were seen red: the status not compared with 206 (`Whole`); `Content-Range` not compared
-/// (`OtherOffset`); the length not compared (`Shorter`, `NoLength`); `Content-Encoding` not looked at (`Gzip`).
+/// Mutation that was seen red: the length of what came, and the announced one, not compared. (`Content-Range`: see S71 below.)
 #[test]
 fn s69_a_server_that_ignores_the_range_or_gives_another_length_is_refused() {
     let (wrong, unavailable) = ("WrongAnswer", "Unavailable");
@@ -140,7 +139,7 @@ fn expect_other_bytes(act: &Act, range: &str) {
     }
 }
 
-/// Each possible shorter length in turn: an error, and the next try gives the right bytes from the right offset.
+/// Mutation that was seen red: as for S69. Each possible shorter length in turn: an error, and the next try gives the right bytes from the right offset.
 #[test]
 fn s7_short_reads_of_every_length_are_never_data() {
     let web = web();
@@ -180,6 +179,7 @@ fn s70_only_single_ranges_are_asked_for() {
     expect(&Act::Status(400, Vec::new()), "Unavailable", "Unavailable");
 }
 
+/// Mutation that was seen red: `Content-Range` is parsed and not compared.
 #[test]
 fn s71_the_right_length_from_another_offset_is_refused() {
     for by in [1, 100, 3000] {
@@ -246,6 +246,7 @@ fn retry_after_is_read_as_seconds_and_as_a_date_of_the_servers_clock() {
     }
 }
 
+/// Mutation that was seen red (it never ends): a body need not make progress.
 #[test]
 fn slow_loris_replies_end_by_every_way() {
     let web = web();
@@ -268,7 +269,7 @@ fn slow_loris_replies_end_by_every_way() {
     web.release();
 }
 
-/// Three times as long as any limit, and more than the deadline: a whole object may take its time if it comes.
+/// Mutation that was seen red: the deadline holds for the end of a whole object too. Three times as long as any limit, and more than the deadline: a whole object may take its time if it comes.
 #[test]
 fn a_slow_but_steady_object_is_not_given_up() {
     let web = web();
@@ -376,7 +377,8 @@ fn a_body_that_nobody_wants_is_not_downloaded() {
     }
 }
 
-/// Credentials stay with their host, and so does where we came from; a range goes along.
+/// Credentials stay with their host, and so does where we came from (mutation that was seen red: `Referer` is sent); a range goes
+/// along.
 #[test]
 fn redirects_are_followed_a_few_times_and_take_no_credentials_along() {
     let target = web();

@@ -106,7 +106,7 @@ fn unfinished<T>(readers: &[ScopedJoinHandle<'_, T>]) -> bool {
     readers.iter().all(|reader| !reader.is_finished())
 }
 
-/// Mutation that was seen red: no second round after one that failed; readers get EIO from the requests that the outage broke.
+/// The requests that the outage broke are repeated: without that these readers would get EIO.
 #[test]
 fn an_origin_that_stops_and_comes_back_costs_readers_time_and_nothing_else() {
     let world = World::new();
@@ -185,8 +185,8 @@ fn an_origin_that_stays_away_is_eio_at_the_deadline_and_leaves_nobody_stuck() {
     assert!(read_whole(&mnt.join("data")).unwrap() == data);
 }
 
-/// Whoever comes while a request is on its way has a deadline of his own. Mutation that was seen red: the refusal of
-/// the first reader's request fails the second reader too, long before its time.
+/// Whoever comes while a request is on its way has a deadline of his own: the refusal of the first reader's request must not
+/// fail the second reader too, long before its time.
 #[test]
 fn a_reader_who_comes_late_waits_as_long_as_the_first() {
     let world = World::new();
