@@ -220,8 +220,8 @@ fn a_read_is_one_request_inside_of_one_chunk() {
     assert_eq!(whole, 5 * mib);
 }
 
-/// Any chunk lost or short, any range: the right bytes or an error. Broken on purpose: reads across chunks (zeros); reading on
-/// behind a short read (zeros and wrong offsets); 3FS not recognised (zeros).
+/// Any chunk lost or short, any range: the right bytes or an error. Broken on purpose: reads across chunks (zeros); a short read
+/// taken for a whole one (other bytes); reads through the page cache (other bytes).
 #[test]
 fn a_lost_chunk_is_an_error_and_never_zeros() {
     let world = World::new();
@@ -393,7 +393,7 @@ fn the_death_of_the_server_is_an_error() {
     assert!(matches!(error, OriginError::Unavailable { .. }), "{error}");
 }
 
-/// Broken on purpose: no unsealing (both are refused with EPERM).
+/// Broken on purpose: no unsealing (mending is refused with EPERM).
 #[test]
 fn sealed_objects_can_be_mended_and_removed_by_us_alone() {
     let world = World::new();

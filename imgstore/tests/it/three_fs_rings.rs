@@ -112,8 +112,7 @@ fn soon() -> Duration {
     Duration::from_secs(20)
 }
 
-/// Broken on purpose: completions taken in the order of preparing (reverse); the ring's being full taken for a failure
-/// (capacity); waiting for reads that have finished before `submit` (early, with a count kept by `submit`).
+/// Broken on purpose: completions taken in the order of preparing (reverse); the ring's being full taken for a failure (capacity).
 #[test]
 fn reads_are_right_in_whatever_order_and_number_they_finish() {
     let world = World::new();
@@ -132,8 +131,8 @@ fn reads_are_right_in_whatever_order_and_number_they_finish() {
 }
 
 /// Every way of failing is an error of the kind that helps the caller, and the next read is right again. Broken on purpose:
-/// the sign of `reg_fd` taken like the others (`fail reg_fd` passes, and every good one fails); short and empty reads
-/// accepted; a negative result taken for a length (panic); an unknown or second completion ignored.
+/// the sign of `reg_fd` taken like the others (every good one fails); short and empty
+/// reads accepted; a second completion ignored.
 #[test]
 fn every_failure_is_an_error_and_no_later_read_suffers() {
     let world = World::new();
@@ -211,8 +210,7 @@ fn every_failure_is_an_error_and_no_later_read_suffers() {
 }
 
 /// A read that gets no answer in time fails; when its answer comes, while another one is done, it spoils nothing.
-/// Broken on purpose: a ring is given back although a read is under way on it (the second read finds an unknown
-/// completion); and with tickets ignored (it gets the first one's bytes).
+/// Broken on purpose: a ring is given back although a read is under way on it (the second read gets other bytes).
 #[test]
 fn a_late_answer_reaches_no_other_reader() {
     let world = World::new();
@@ -231,7 +229,7 @@ fn a_late_answer_reaches_no_other_reader() {
 }
 
 /// No answer at all, again and again: the rings run out, and what is held is bounded; when the answers come, all is well.
-/// Broken on purpose: rings that are aside not counted (more than 8); never looked at again (the last reads fail).
+/// Broken on purpose: rings that are aside not counted; never looked at again (the last reads fail).
 #[test]
 fn rings_without_answers_are_bounded_and_come_back() {
     let world = World::new();
@@ -263,7 +261,7 @@ fn rings_without_answers_are_bounded_and_come_back() {
 }
 
 /// Any chunk lost or short, any range: the right bytes or an error, whatever the library does about holes. Broken on purpose:
-/// reads across chunks without the flag that forbids holes (zeros).
+/// short reads accepted (other bytes).
 #[test]
 fn a_lost_chunk_is_an_error_and_never_zeros_through_rings() {
     let world = World::new();
@@ -300,7 +298,7 @@ fn a_lost_chunk_is_an_error_and_never_zeros_through_rings() {
 }
 
 /// Many threads, more than there are rings; then everything is given back. Broken on purpose: no link removed by us (the
-/// links of 8 rings stay); files closed before they are taken back (registering fails with EINVAL).
+/// links of 8 rings stay); files not taken back before they are closed (descriptors stay, and registering fails with EINVAL).
 #[test]
 fn threads_share_rings_and_nothing_is_left_behind() {
     let world = World::new();

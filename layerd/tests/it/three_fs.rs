@@ -102,7 +102,7 @@ impl OnThreeFs {
     }
 }
 
-/// Broken on purpose: 3FS not recognised (requests cross chunks).
+/// Requests stay inside of chunks also when `layerd` joins segments into one range.
 #[test]
 fn a_layer_on_a_three_fs_mount_is_read_inside_of_chunks() {
     let on = OnThreeFs::new();
@@ -128,8 +128,7 @@ fn a_layer_on_a_three_fs_mount_is_read_inside_of_chunks() {
     assert_eq!(daemon.total().verify_failures, 0);
 }
 
-/// A lost chunk of a pack: right bytes or EIO, and all is right when it is back. Broken on purpose: short reads accepted and
-/// filled up with zeros, and no digest compared in the data plane (zeros are read).
+/// A lost chunk of a pack: right bytes or EIO, and all is right when it is back.
 #[test]
 fn lost_chunks_give_eio_and_never_zeros_on_both_ways() {
     for kind in ["dir", "3fs"] {
@@ -146,9 +145,8 @@ fn lost_chunks_give_eio_and_never_zeros_on_both_ways() {
     }
 }
 
-/// Right bytes, EIO where the library gives nothing better, right bytes when it does again. Broken on purpose: short results
-/// accepted (other bytes are refused by their digest; with that check off too, they are read); the origins not closed when
-/// layerd ends (shared memory stays).
+/// Right bytes, EIO where the library gives nothing better, right bytes when it does again. Before origins were
+/// closed at its end, `layerd` left shared memory behind.
 #[test]
 fn a_layer_is_read_through_rings_whatever_they_answer() {
     let on = OnThreeFs::new();
