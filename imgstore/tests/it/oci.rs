@@ -233,7 +233,7 @@ fn a_token_is_renewed_once_for_all_readers() {
 }
 
 /// A token that is refused before its time, a token server that refuses and comes back: the next read succeeds.
-/// Turned red by: `Tokens::reject` that does nothing.
+/// Meant to turn red (not tried): `Tokens::reject` that does nothing.
 #[test]
 fn reads_go_on_when_tokens_are_good_again() {
     let mock = mock();
@@ -365,7 +365,7 @@ fn credentials_stay_with_their_host() {
     assert!(matches!(error, OriginError::Unavailable { .. }), "{error}");
 }
 
-/// Turned red by: no comparison of the digest, of `Content-Range`, of the object's name.
+/// Turned red by: no comparison of the digest. Not tried: none of `Content-Range`, of the object's name.
 #[test]
 fn wrong_answers_are_errors() {
     let mock = mock();

@@ -302,7 +302,7 @@ fn error_expired() -> Canned {
 }
 
 /// 64 readers whose credentials come from a program: it runs once, and once more when they are about to expire.
-/// Turned red by: an expiry that is not looked at (never renewed).
+/// Meant to turn red (not tried): an expiry that is not looked at (never renewed).
 #[test]
 fn a_credential_process_runs_once_for_all_readers() {
     let server = Server::start();

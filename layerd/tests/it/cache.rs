@@ -52,7 +52,7 @@ fn segment_files(daemon: &Daemon, layer: &Layer) -> Vec<PathBuf> {
 /// Three times as much as fits, read by several at once, with one layer pinned and others mounted and unmounted: what `du` says
 /// never passes the limit by 5 %, and the use of each layer can be seen.
 ///
-/// Mutations that turn it red: `make_room` that does nothing; `may_go` without pins; `put_layer_file` that does not count.
+/// Mutations that turned the unit tests of the same name red, not tried here: `make_room` that does nothing; `may_go` without pins; `put_layer_file` that does not count.
 #[test]
 fn s61_limit_and_pins_hold_under_three_times_as_much_while_readers_run() {
     const LIMIT: u64 = 4 << 20;
@@ -177,7 +177,7 @@ fn pins_survive_a_restart_and_too_much_is_a_clear_error() {
     assert!(!files.iter().all(|f| f.exists()), "no longer pinned");
 }
 
-/// Mutation: `layer_may_go` that ignores holds: red.
+/// Mutation tried in the unit tests only: `layer_may_go` that ignores holds.
 #[test]
 fn descriptions_of_unmounted_layers_are_evicted_and_of_mounted_ones_not() {
     let world = World::new();

@@ -164,7 +164,7 @@ fn s2_s3_a_killed_data_plane_gives_right_bytes_or_errors_and_no_zeros() {
     assert!(errors > 100, "{errors}");
 }
 
-/// Mutation: a data plane that ends when its connection to the control process does: red (errors).
+/// Meant to turn red (not tried): a data plane that ends when its connection to the control process does.
 #[test]
 fn s3_s50_a_killed_control_process_costs_no_reader_a_byte() {
     let world = World::new();

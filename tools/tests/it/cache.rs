@@ -34,7 +34,7 @@ fn segments(world: &World) -> Vec<PathBuf> {
     files
 }
 
-/// Mutation: `check_frame` that does not compare the digest: red (the swapped segment is not found).
+/// Meant to turn red (not tried): `check_frame` that does not compare the digest.
 #[test]
 fn fsck_finds_each_kind_of_damage_and_mends_only_when_told() {
     let (world, files) = cached_world();

@@ -64,7 +64,7 @@ fn inspect(world: &World, version: &str) -> Value {
     )))
 }
 
-/// Turned red by: the first part of an index whatever its platform.
+/// Meant to turn red (not tried): the first part of an index whatever its platform.
 #[test]
 fn an_imported_image_is_the_layer_that_its_layout_builds() {
     let world = World::new();
@@ -133,7 +133,7 @@ fn an_imported_image_is_the_layer_that_its_layout_builds() {
     assert_eq!(imported(":two", &["--platform", "linux/arm64"]), two);
 }
 
-/// Turned red by: a blob that is not compared with its digest while it comes in (found later, by another message).
+/// Meant to turn red (not tried): a blob that is not compared with its digest while it comes in (found later, by another message).
 #[test]
 fn what_cannot_be_imported_is_said_and_leaves_no_tag() {
     let world = World::new();
