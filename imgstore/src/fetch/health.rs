@@ -1,7 +1,7 @@
 //! What is remembered of one origin: counters for the metrics, and whether it is worth asking first.
 //!
 //! One memory an origin and process: every [`super::origins::OriginSet`] that is made from another one shares it, so that a mount learns from
-//! what readers met. [`Watched`] is the origin as those see it who ask: each request is counted, timed and judged.
+//! what readers met. `Watched` is the origin as those see it who ask: each request is counted, timed and judged.
 
 use std::io::Read;
 use std::path::PathBuf;

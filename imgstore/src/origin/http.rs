@@ -2,7 +2,7 @@
 //!
 //! A reply is trusted for nothing: status, `Content-Range`, length and encoding are checked here, and the bytes are
 //! checked against a digest by the reader. A server that ignores the range and sends the whole object is refused
-//! instead of downloaded. How long what may take is in [`limits`]; retries, and whom to ask next, are the part of
+//! instead of downloaded. How long what may take is in `limits`; retries, and whom to ask next, are the part of
 //! [`crate::fetch::origins`].
 
 pub(crate) mod general;

@@ -76,7 +76,7 @@ pub fn write(origin: &dyn Origin, tag: &TagName, record: &Tag) -> Result<(), Lay
     write_bytes(origin, tag, record.layer, &record.to_bytes())
 }
 
-/// As [`write`], of a tag object as another origin has it: it may have fields that this version does not know.
+/// As [`write()`], of a tag object as another origin has it: it may have fields that this version does not know.
 ///
 /// # Errors
 /// When the origin fails.
