@@ -161,7 +161,8 @@ fn pins_survive_a_restart_and_too_much_is_a_clear_error() {
     for _ in 0..2 {
         read_whole(&two.join("data")).unwrap();
     }
-    assert!(daemon.stats().cache.evicted > 5);
+    // Frames are kept behind the readers.
+    until("others are evicted", || daemon.stats().cache.evicted > 5);
     assert!(files.iter().all(|f| f.exists()));
     let description = daemon.cache().join("layers").join(small.digest.to_hex());
     assert!(description.join("meta.erofs").exists());
