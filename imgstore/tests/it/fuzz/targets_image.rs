@@ -301,7 +301,7 @@ fn upper_step(root: &Path, step: &[u8]) {
     let path = parent.join(name);
     // What is in the way stays, and what cannot be made is left out.
     match step[0] % 5 {
-        0 => drop(fs::write(&path, vec![1; usize::from(step[2]) * 50])),
+        0 => write_new(&path, &vec![1; usize::from(step[2]) * 50]),
         1 => drop(fs::create_dir(&path)),
         2 => {
             let (mode, device) = (nix::sys::stat::SFlag::S_IFCHR, u64::from(step[2] % 2));
@@ -329,6 +329,36 @@ fn upper_step(root: &Path, step: &[u8]) {
             let _set: Result<(), _> =
                 rustix::fs::lsetxattr(&path, name, value, rustix::fs::XattrFlags::empty());
         }
-        _ => drop(std::os::unix::fs::symlink("../../etc/passwd", &path)),
+        _ => drop(std::os::unix::fs::symlink(OUTSIDE, &path)),
     }
+}
+
+/// Where links of random trees lead: out of the tree, and to nothing that any machine has. These tests run as root, so a link to
+/// a real file must not be made at all.
+const OUTSIDE: &str = "../../no-such-folder-of-dsec/file";
+
+/// Makes a file that was not there. A link of that name is in the way and is not followed: `fs::write` would write where it leads.
+fn write_new(path: &Path, bytes: &[u8]) {
+    let made = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(path);
+    if let Ok(mut file) = made {
+        std::io::Write::write_all(&mut file, bytes).unwrap();
+    }
+}
+
+/// Turned red by: `fs::write` in `upper_step`.
+#[test]
+fn random_trees_are_not_written_through_their_links() {
+    let dir = tempfile::tempdir().unwrap();
+    let (root, canary) = (dir.path().join("root"), dir.path().join("canary"));
+    fs::create_dir(&root).unwrap();
+    fs::write(&canary, b"untouched").unwrap();
+    std::os::unix::fs::symlink(&canary, root.join("a")).unwrap();
+    for kind in 0..5 {
+        upper_step(&root, &[kind, 0, 100]);
+        upper_step(&root, &[kind, 16, 100]);
+    }
+    assert_eq!(fs::read(&canary).unwrap(), b"untouched");
 }
