@@ -360,5 +360,8 @@ fn random_trees_are_not_written_through_their_links() {
         upper_step(&root, &[kind, 0, 100]);
         upper_step(&root, &[kind, 16, 100]);
     }
-    assert!(fs::read(&canary).unwrap() == b"untouched", "written through a link");
+    assert!(
+        fs::read(&canary).unwrap() == b"untouched",
+        "written through a link"
+    );
 }
