@@ -208,6 +208,7 @@ mod tests {
             blake3::Hasher::new().finalize_xof().fill(&mut noise);
             let parts = [gzip(&noise), gzip(&zeros[..1 << 20])].concat();
             let inner: Box<dyn Read> = Box::new(io::Cursor::new(parts));
+            // Before the reader is made: it looks at the header at once.
             for _ in 0..round {
                 expansion.go_inside();
             }

@@ -71,6 +71,7 @@ targets! {
     targets::index,
     targets::lease,
     targets::condemned,
+    targets::trace,
     targets::names,
     targets::chunk_table,
     targets::frame,

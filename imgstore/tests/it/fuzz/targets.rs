@@ -8,6 +8,7 @@ use imgstore::format::lease::{Lease, Purpose};
 use imgstore::format::manifest::Manifest;
 use imgstore::format::placement::Placement;
 use imgstore::format::tag::{Index, Tag};
+use imgstore::format::trace::{Blocks, Trace, segments_of};
 use imgstore::format::{chunk_table, erofs, frame, names};
 use imgstore::ids::{Digest, LayerRef, TagName};
 use imgstore::media::mem::MemMedia;
@@ -123,6 +124,21 @@ pub(super) fn condemned() -> Target {
     };
     simple(vec![record.to_bytes()], |bytes| {
         told(Condemned::parse(bytes))
+    })
+}
+
+/// First touches, and what they mean for a layer.
+pub(super) fn trace() -> Target {
+    let digest = published().layer;
+    let touch = |first| (digest, Blocks { first, count: 3 });
+    let trace = Trace::new([touch(0), touch(40), touch(9)]);
+    simple(vec![trace.to_bytes()], move |bytes| {
+        let parsed = Trace::parse(bytes);
+        if let Ok(trace) = &parsed {
+            drop(segments_of(&published().manifest, &trace.of_layer(&digest)));
+            assert!(trace.bytes() > 0 || trace.runs.is_empty());
+        }
+        told(parsed)
     })
 }
 
