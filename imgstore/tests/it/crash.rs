@@ -156,7 +156,7 @@ fn make_old(origin: &MemOrigin, folder: &str) {
     }
 }
 
-/// Mutations: the tag before the placement; a lease that never runs out.
+/// Mutations, seen red: the tag before everything else; a lease that never runs out.
 #[test]
 fn publishing_stops_after_any_write() {
     assert!(at_every_write(build, false) > 8);
@@ -175,13 +175,14 @@ fn naming_and_leasing_stop_after_any_write() {
     assert!(at_every_write(pin, false) > 0);
 }
 
-/// Mutation: packs before manifests (a reader of the digest sees a layer that is not whole).
 #[test]
 fn collecting_stops_after_any_write() {
     assert!(at_every_write(gc, false) > 8);
 }
 
 /// In which order a collected layer goes: at no time is there a manifest whose placement, metadata or packs are gone.
+///
+/// Mutation, seen red: packs first.
 #[test]
 fn what_names_others_goes_first() {
     let start = start(false);

@@ -4,6 +4,7 @@
 //! meets the other in the middle may give way; what is tagged afterwards is whole, always.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -134,21 +135,20 @@ fn at_every_call(outer: Action, inner: Action) -> usize {
     }
 }
 
-/// Mutations: without the claim before a build publishes, without the collector's second look, and with the lease written
-/// after the records are read, a tag points to a layer whose pack is gone.
 #[test]
 fn collecting_between_any_two_calls_of_a_publisher() {
     assert!(at_every_call(build, gc) > 25);
     assert!(at_every_call(build_again, gc) > 25);
 }
 
+/// Mutations, seen red: a publisher that does not read the records after it wrote its lease; no second look.
 #[test]
 fn publishing_between_any_two_calls_of_a_collector() {
     assert!(at_every_call(gc, build) > 25);
     assert!(at_every_call(gc, build_again) > 25);
 }
 
-/// Mutation: tagging without a lease loses the layer between the two looks; reading tags before leases loses the renamed one.
+/// Mutations, seen red: tagging without a lease; no second look; records that are not read.
 #[test]
 fn collecting_between_any_two_calls_of_tag_and_untag_and_the_other_way_round() {
     for action in [tag_untagged as Action, rename] {
@@ -157,9 +157,94 @@ fn collecting_between_any_two_calls_of_tag_and_untag_and_the_other_way_round() {
     }
 }
 
-/// Mutation: a collector that does not look for other records.
+/// Both are safe side by side, but one gives way. Mutation, seen red: a collector that does not look for other records.
 #[test]
 fn two_collectors_and_two_publishers() {
     at_every_call(gc, gc);
     at_every_call(build, build_again);
+    let origin = copy_of(&start());
+    let gave_way = Arc::new(AtomicUsize::new(0));
+    let (free, count) = (Arc::clone(&origin), Arc::clone(&gave_way));
+    let gate = Gate::new(Arc::clone(&origin) as _, move |call| {
+        if call.object.starts_with("manifests/") && call.writes && !gc(&*free) {
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+        Ok(())
+    });
+    assert!(gc(&gate));
+    assert_eq!(
+        gave_way.load(Ordering::SeqCst),
+        1,
+        "one manifest is removed"
+    );
+}
+
+/// A build that stops before it publishes its first object, and goes on when it is told to.
+fn stopped_build(origin: Arc<MemOrigin>, go_on: Receiver<()>, stopped: Sender<()>) {
+    let stops = Mutex::new(Some((go_on, stopped)));
+    let gate = Gate::new(origin, move |call| {
+        if call.writes
+            && call.object.starts_with("packs/")
+            && let Some((go_on, stopped)) = stops.lock().unwrap().take()
+        {
+            stopped.send(()).unwrap();
+            go_on.recv().unwrap();
+        }
+        Ok(())
+    });
+    publish(&gate, 0b0_0111, "new").unwrap();
+}
+
+/// A publisher claims what it reuses between the collector's first look and its record, and finishes at any call of the
+/// second look. It saw no record, so only the second look can save what it reused.
+///
+/// Mutations, seen red: no second look; tags read before leases.
+#[test]
+fn a_publisher_that_finishes_during_the_second_look() {
+    let start = start();
+    let mut at = 0;
+    loop {
+        let origin = copy_of(&start);
+        let (go_on, told) = channel();
+        let (says_stopped, stopped) = channel();
+        let building = Arc::clone(&origin);
+        let begin = Mutex::new(Some(move || {
+            let build = std::thread::spawn(move || stopped_build(building, told, says_stopped));
+            stopped.recv().unwrap();
+            build
+        }));
+        let build = Arc::new(Mutex::new(None));
+        let begun = Arc::clone(&build);
+        let (records, calls) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
+        let counted = Arc::clone(&calls);
+        let gate = Gate::new(Arc::clone(&origin) as _, move |call| {
+            if call.writes && call.object.starts_with("gc/record-") {
+                if records.fetch_add(1, Ordering::SeqCst) == 1 {
+                    let begin = begin.lock().unwrap().take().unwrap();
+                    *begun.lock().unwrap() = Some(begin());
+                }
+            } else if records.load(Ordering::SeqCst) == 2
+                && counted.fetch_add(1, Ordering::SeqCst) == at
+            {
+                go_on.send(()).unwrap();
+                begun.lock().unwrap().take().unwrap().join().unwrap();
+            }
+            Ok(())
+        });
+        assert!(gc(&gate));
+        drop(gate);
+        let calls = calls.load(Ordering::SeqCst);
+        if at >= calls {
+            assert!(calls > 10, "{calls}");
+            // It was never told to go on, and ends with an error of its own thread.
+            let build = build.lock().unwrap().take();
+            assert!(build.is_some_and(|b| b.join().is_err()));
+            return;
+        }
+        let when = format!("finished before call {at} of {calls}");
+        tags_are_right(&*origin, &when);
+        let tags = crate::collected::tags(&*origin);
+        assert!(tags.contains_key("base/t:new"), "{when}");
+        at += 1;
+    }
 }
