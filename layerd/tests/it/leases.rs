@@ -76,7 +76,7 @@ fn metric(daemon: &Daemon, name: &str) -> u64 {
         .unwrap()
 }
 
-/// Mutation: a mount that does not wait for its lease (the first assertion), and a lease that is not renewed on change.
+/// Mutation, seen red: a mount that does not wait for its lease.
 #[test]
 fn a_mounted_layer_is_leased_from_before_the_mount_until_after_the_unmount() {
     let world = World::new();
@@ -111,7 +111,7 @@ fn a_mounted_layer_is_leased_from_before_the_mount_until_after_the_unmount() {
     assert!(daemon.end(Signal::TERM));
 }
 
-/// Mutation: a lease with a name of its own for every process (the old one blocks `rm` until it runs out).
+/// Mutation, seen red: a lease with a name of its own for every process (the old one blocks `rm` until it runs out).
 #[test]
 fn the_next_control_process_takes_the_lease_over_and_renews_it() {
     let world = World::new();
@@ -170,7 +170,7 @@ fn publish_child(world: &World, tree: &Path, dict: Digest) -> Digest {
 
 /// A child refers to segments in its parent's packs. The parent may go; its packs stay until the child goes.
 ///
-/// Mutation: a mark that takes the packs of the layer's own name only.
+/// Mutation, seen red: a layer that is followed to the first of its packs only.
 #[test]
 fn a_parents_packs_stay_while_a_child_is_mounted() {
     let world = World::new();

@@ -225,8 +225,8 @@ fn kill_after(world: &World, args: &[&str], usual: Duration, share: u32) -> bool
 
 /// SIGKILL of `dsec build` and `dsec gc` at points spread over the time they take.
 ///
-/// Mutation: without the order of publishing (tag first) a tag points to nothing; without the process in leases, records
-/// and temporary names, what the dead left blocks or stays.
+/// Mutations, seen red: leases and records that do not name their process (what the dead left blocks); temporary names that
+/// do not (it stays).
 #[test]
 fn killed_builds_and_collections_leave_nothing_half_done() {
     let world = World::new();
@@ -289,7 +289,7 @@ fn killed_builds_and_collections_leave_nothing_half_done() {
 
 /// Real processes publish the same and different layers again and again while others collect without a grace period.
 ///
-/// Mutation: without the claim a build fails, or a tag points to a pack that is gone.
+/// Real processes and real waiting; the protocol itself is held by imgstore's test of every interleaving.
 #[test]
 fn many_publish_while_one_collects() {
     let world = World::new();
