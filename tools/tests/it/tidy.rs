@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Most packages in Cargo.lock; raised in the commit that needs it.
-const LOCKED_PACKAGES_MAX: usize = 350;
+const LOCKED_PACKAGES_MAX: usize = 430;
 /// Most lines of a product file.
 const LINES_MAX: usize = 700;
 /// Who may link which of our crates.

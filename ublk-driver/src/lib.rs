@@ -1,0 +1,1 @@
+//! Serves images to the kernel as block devices, `/dev/ublkbN`.
