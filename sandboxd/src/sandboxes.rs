@@ -7,7 +7,7 @@ mod derive;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -67,6 +67,8 @@ pub(crate) struct Sandbox {
     held: Mutex<Option<Arc<Held>>>,
     /// Milliseconds since 1970 of the last request.
     touched_ms: AtomicU64,
+    /// Requests that are being answered: a long one is use as well.
+    in_use: AtomicUsize,
     /// Orders what changes its state.
     changing: tokio::sync::Mutex<()>,
 }
@@ -77,6 +79,7 @@ impl Sandbox {
             record: Mutex::new(record),
             held: Mutex::new(held),
             touched_ms: AtomicU64::new(now_ms()),
+            in_use: AtomicUsize::new(0),
             changing: tokio::sync::Mutex::default(),
         }
     }
@@ -91,6 +94,24 @@ impl Sandbox {
 
     pub(crate) fn info(&self) -> SandboxInfo {
         self.lock().info.clone()
+    }
+}
+
+/// A request that uses a sandbox, until it is answered.
+#[derive(Debug)]
+pub(crate) struct InUse(Arc<Sandbox>);
+
+impl InUse {
+    pub(crate) fn of(sandbox: &Arc<Sandbox>) -> Self {
+        sandbox.in_use.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(sandbox))
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.0.touched_ms.store(now_ms(), Ordering::Release);
+        self.0.in_use.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -130,6 +151,11 @@ impl Service {
         settings: crate::container::backend::Settings,
     ) -> Result<Arc<Self>, ApiError> {
         let store = Store::open(&state).map_err(disk)?;
+        // Copies that an earlier run was packing: whoever asked has no answer and asks again.
+        match std::fs::remove_dir_all(state.join("packing")) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(disk(e)),
+            _ => {}
+        }
         let records = store.all().map_err(disk)?;
         let living = |r: &Record| r.info.state != State::Gone && r.place.is_some();
         let places: Vec<Place> = records
@@ -220,7 +246,9 @@ impl Service {
             let idle = now.saturating_sub(sandbox.touched_ms.load(Ordering::Acquire));
             let reason = if record.info.ends_ms.is_some_and(|end| end <= now) {
                 "its time was over"
-            } else if record.idle_ms.is_some_and(|most| idle >= most) {
+            } else if record.idle_ms.is_some_and(|most| idle >= most)
+                && sandbox.in_use.load(Ordering::Acquire) == 0
+            {
                 "nobody used it"
             } else if self.containers.find(place).is_err() {
                 "its first process ended"
@@ -280,9 +308,10 @@ impl Service {
             Arc::clone(requests.entry(key).or_default())
         };
         let _turn = turn.lock().await;
-        let made = self.table().values().map(|s| s.record()).find(|r| {
-            r.project == project && r.info.request_id.as_deref() == Some(&request_id)
-        });
+        let made =
+            self.table().values().map(|s| s.record()).find(|r| {
+                r.project == project && r.info.request_id.as_deref() == Some(&request_id)
+            });
         match made {
             Some(made) if made.info.refs != record.info.refs => Err(ApiError::new(
                 ErrorKind::Conflict,
@@ -351,7 +380,10 @@ impl Service {
     ///
     /// # Errors
     /// When a process cannot end; calling it again tries again.
-    pub(crate) async fn kill(self: &Arc<Self>, sandbox: Arc<Sandbox>) -> Result<SandboxInfo, ApiError> {
+    pub(crate) async fn kill(
+        self: &Arc<Self>,
+        sandbox: Arc<Sandbox>,
+    ) -> Result<SandboxInfo, ApiError> {
         let _changing = sandbox.changing.lock().await;
         let (service, ended) = (Arc::clone(self), Arc::clone(&sandbox));
         blocking(move || service.end(&ended, "it was killed")).await?;
@@ -383,7 +415,10 @@ impl Service {
     ///
     /// # Errors
     /// `SandboxGone`, or when its processes do not stop.
-    pub(crate) async fn pause(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<SandboxInfo, ApiError> {
+    pub(crate) async fn pause(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+    ) -> Result<SandboxInfo, ApiError> {
         self.change(sandbox, State::Paused).await
     }
 
@@ -391,7 +426,10 @@ impl Service {
     ///
     /// # Errors
     /// `SandboxGone`.
-    pub(crate) async fn resume(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<SandboxInfo, ApiError> {
+    pub(crate) async fn resume(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+    ) -> Result<SandboxInfo, ApiError> {
         self.change(sandbox, State::Running).await
     }
 
@@ -424,7 +462,10 @@ impl Service {
     ///
     /// # Errors
     /// `SandboxGone`.
-    pub(crate) async fn use_it(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<PathBuf, ApiError> {
+    pub(crate) async fn use_it(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+    ) -> Result<PathBuf, ApiError> {
         sandbox.touched_ms.store(now_ms(), Ordering::Release);
         let record = sandbox.record();
         let place = living(&record)?;
@@ -475,7 +516,12 @@ impl Service {
     /// Living sandboxes, for the metrics: running and paused.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let table = self.table();
-        let count = |state| table.values().filter(|s| s.lock().info.state == state).count();
+        let count = |state| {
+            table
+                .values()
+                .filter(|s| s.lock().info.state == state)
+                .count()
+        };
         (count(State::Running), count(State::Paused))
     }
 
@@ -506,8 +552,14 @@ fn plan(project: &str, request: &CreateRequest) -> Result<Record, ApiError> {
             request.backend
         ));
     }
-    if request.network.as_ref().is_some_and(|n| !n.allow.is_empty()) {
-        return invalid("network rules are not available yet: a sandbox reaches nothing but itself".to_owned());
+    if request
+        .network
+        .as_ref()
+        .is_some_and(|n| !n.allow.is_empty())
+    {
+        return invalid(
+            "network rules are not available yet: a sandbox reaches nothing but itself".to_owned(),
+        );
     }
     let cpus = request.cpus.unwrap_or(CPUS);
     if !(0.01..=1024.0).contains(&cpus) {
@@ -515,7 +567,9 @@ fn plan(project: &str, request: &CreateRequest) -> Result<Record, ApiError> {
     }
     let memory_mb = request.memory_mb.unwrap_or(MEMORY_MB);
     if !(4..=16 << 20).contains(&memory_mb) {
-        return invalid(format!("`memory_mb` of {memory_mb}: 4 to 16777216 are expected"));
+        return invalid(format!(
+            "`memory_mb` of {memory_mb}: 4 to 16777216 are expected"
+        ));
     }
     let refs = std::iter::once(&request.base)
         .chain(&request.workspace)

@@ -18,6 +18,7 @@ mod images;
 mod import;
 mod logins;
 mod same_name;
+mod sandboxes;
 mod seaweed;
 mod served;
 mod tidy;
