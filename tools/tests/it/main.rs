@@ -14,6 +14,7 @@ mod world;
 mod cache;
 mod collecting;
 mod contract;
+mod disk_files;
 mod images;
 mod import;
 mod logins;
