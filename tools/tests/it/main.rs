@@ -8,12 +8,14 @@
 mod daemon;
 #[path = "../../../imgstore/tests/it/oci/docker_registry.rs"]
 mod docker_registry;
+mod nbd_client;
 mod nginx;
 mod world;
 
 mod cache;
 mod collecting;
 mod contract;
+mod disk_attach;
 mod disk_files;
 mod images;
 mod import;
