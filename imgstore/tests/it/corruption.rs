@@ -4,12 +4,13 @@
 //!
 //! The way is the daemon's: names and descriptions by [`OriginSet::first`], ranges by [`OriginSet::fetch`], frames by
 //! [`frame::verified`], which is also the only exit of the data plane. (The daemon's own tests do some dozens through the kernel.)
-//! A new kind of origin is one line in [`KINDS`].
+//! A new kind of origin is one line in [`KINDS`] and a site in `kinds` or `servers`.
 //!
 //! Mutation that was seen red: the digest not compared in `frame::verified_into`.
 
 mod kinds;
 mod layers;
+mod servers;
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -388,6 +389,26 @@ fn damage_on_a_dir_origin_is_never_read_as_data() {
 #[test]
 fn damage_on_an_http_origin_is_never_read_as_data() {
     run(kind("http"));
+}
+
+#[test]
+fn damage_on_s3_is_never_read_as_data() {
+    run(kind("s3"));
+}
+
+#[test]
+fn damage_on_a_registry_is_never_read_as_data() {
+    run(kind("oci"));
+}
+
+#[test]
+fn damage_on_a_3fs_mount_is_never_read_as_data() {
+    run(kind("3fs-mount"));
+}
+
+#[test]
+fn damage_on_3fs_rings_is_never_read_as_data() {
+    run(kind("3fs-rings"));
 }
 
 #[test]

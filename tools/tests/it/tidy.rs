@@ -16,9 +16,15 @@ const MAY_USE: [(&str, &[&str]); 9] = [
     ("fuse-driver", &["imgstore"]),
     ("ublk-driver", &["imgstore"]),
     ("disk-server", &["fuse-driver", "imgstore", "ublk-driver"]),
-    ("layerd", &["fuse-driver", "imgstore", "layerd-client", "ublk-driver"]),
+    (
+        "layerd",
+        &["fuse-driver", "imgstore", "layerd-client", "ublk-driver"],
+    ),
     ("tools", &["disk-server", "imgstore", "layerd-client"]),
-    ("benches", &["disk-server", "imgstore", "fuse-driver", "layerd-client"]),
+    (
+        "benches",
+        &["disk-server", "imgstore", "fuse-driver", "layerd-client"],
+    ),
     // Support of tests: none of ours, and none of ours but tests uses it.
     ("testing/three-fs-stand-in", &[]),
 ];
