@@ -16,6 +16,7 @@ mod collecting;
 mod contract;
 mod images;
 mod import;
+mod killed;
 mod logins;
 mod same_name;
 mod seaweed;

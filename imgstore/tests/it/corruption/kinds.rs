@@ -59,13 +59,13 @@ fn row(name: &'static str, rounds: usize, make: fn(&World) -> Box<dyn Site>) -> 
 /// All kinds. A new one is a line here, with a test in the parent that runs it.
 pub(super) static KINDS: std::sync::LazyLock<Vec<Kind>> = std::sync::LazyLock::new(|| {
     vec![
-        row("mem", 70, Mem::site),
-        row("dir", 45, Dir::site),
-        row("http", 25, Http::site),
-        row("s3", 8, servers::s3),
-        row("oci", 8, servers::oci),
-        row("3fs-mount", 8, servers::three_fs_mount),
-        row("3fs-rings", 8, servers::three_fs_rings),
+        row("mem", 60, Mem::site),
+        row("dir", 38, Dir::site),
+        row("http", 22, Http::site),
+        row("s3", 7, servers::s3),
+        row("oci", 6, servers::oci),
+        row("3fs-mount", 7, servers::three_fs_mount),
+        row("3fs-rings", 7, servers::three_fs_rings),
     ]
 });
 

@@ -163,6 +163,10 @@ impl State {
             None => reply(200, &[("content-type", media_type)], bytes),
             Some((from, to)) => {
                 let (from, to): (usize, usize) = (from.parse().unwrap(), to.parse().unwrap());
+                if from >= bytes.len() {
+                    return reply(416, &[], b"{}");
+                }
+                let to = to.min(bytes.len() - 1);
                 let range = format!("bytes {from}-{to}/{}", bytes.len());
                 reply(206, &[("content-range", &range)], &bytes[from..=to])
             }
