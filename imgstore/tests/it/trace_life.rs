@@ -55,7 +55,7 @@ fn a_trace_is_collected_when_no_tag_names_it_and_its_layers_are_gone() {
     let everything = traces(origin);
     assert_eq!(everything.len(), 6);
     // A damaged one is of no use to anybody; the others have one while the layers are there.
-    assert_eq!(would_remove(origin, GRACE), [damaged.clone()]);
+    assert_eq!(would_remove(origin, GRACE), std::slice::from_ref(&damaged));
     tags::untag(origin, &tag("gone")).unwrap();
     place.pass(2 * GRACE);
     let young = traced(gone, 24);
