@@ -4,6 +4,7 @@ mod bench;
 mod build;
 pub(crate) mod cache;
 pub(crate) mod copy;
+pub(crate) mod disk;
 mod export;
 pub(crate) mod export_set;
 pub(crate) mod fsck;
@@ -58,6 +59,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Trace(command) => trace::run(&command),
         Command::Optimize(args) => optimize::run(&args),
         Command::ExportSet(args) => export_set::run(&args),
+        Command::Disk { what } => disk::run(&what),
         Command::Bench { args } => bench::run(&args),
     };
     match done {

@@ -27,7 +27,7 @@ use super::link::PlaneLink;
 use super::pages::PageDropper;
 use super::selftest::SelfTest;
 
-use crate::protocol::{Cost, Provenance, ToControl, ToData, Traced};
+use crate::protocol::{Cost, FORESEEN, Provenance, ToControl, ToData, Traced};
 
 /// A cache that cannot be written is reported this often.
 const WARN_EVERY: Duration = Duration::from_secs(60);
@@ -148,6 +148,8 @@ impl Feed {
 
     /// Frames go to this data plane from now on.
     pub(crate) fn set_plane(&self, plane: Option<Arc<PlaneLink>>) {
+        let blind = plane.as_ref().is_some_and(|plane| !plane.can(FORESEEN));
+        self.queue.set_blind(blind);
         *self.target.plane() = plane;
     }
 
@@ -213,6 +215,7 @@ impl Feed {
                 self.need(layer, indexes, priority);
             }
             ToControl::Again { layer, index } => self.need(layer, vec![index], Priority::Again),
+            ToControl::Foreseen { layer, bytes } => self.queue.traced_read(&layer, bytes),
             ToControl::Promote { digest } => self.queue.promote(&[digest]),
             ToControl::Drop { layer, start, end } => self.pages.drop_pages(layer, start, end),
             ToControl::Used { digests } => self.target.cache.touch(&digests),

@@ -67,6 +67,7 @@ pub(crate) struct PlaneLink {
     pub(crate) layers: Vec<Digest>,
     /// The process itself, taken while it certainly lived, so that its number is not somebody else's by now.
     pub(crate) process: Option<OwnedFd>,
+    features: Vec<String>,
     writer: Mutex<UnixStream>,
     waiting: Mutex<Option<HashMap<u64, SyncSender<Answer>>>>,
     next_id: AtomicU64,
@@ -185,12 +186,18 @@ impl PlaneLink {
         let link = Self {
             pid: welcome.pid,
             layers: welcome.layers,
+            features: welcome.features,
             process: process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()),
             writer: Mutex::new(stream),
             waiting: Mutex::new(Some(HashMap::new())),
             next_id: AtomicU64::new(1),
         };
         Ok(Some((link, PlaneReader(reader))))
+    }
+
+    /// Whether its build has this feature.
+    pub(crate) fn can(&self, feature: &str) -> bool {
+        self.features.iter().any(|f| f == feature)
     }
 
     /// Hands every message that is not an answer to `wish`, until the connection ends.
