@@ -376,6 +376,9 @@ pub(crate) fn read_message<T: DeserializeOwned>(
 }
 
 #[cfg(test)]
+mod fuzz;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

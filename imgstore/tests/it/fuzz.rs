@@ -21,6 +21,7 @@ mod mutate;
 pub(crate) mod sys;
 mod targets;
 mod targets_image;
+mod targets_net;
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -86,6 +87,11 @@ targets! {
     targets_image::oci_layout,
     targets_image::docker_archive,
     targets_image::upper_dir,
+    targets_net::bundle,
+    targets_net::s3_reply,
+    targets_net::oci_reply,
+    targets_net::auth_challenge,
+    targets_net::docker_config,
 }
 
 fn setting(name: &str) -> Option<String> {

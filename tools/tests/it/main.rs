@@ -19,6 +19,7 @@ mod disk_attach;
 mod disk_files;
 mod images;
 mod import;
+mod killed;
 mod logins;
 mod same_name;
 mod seaweed;

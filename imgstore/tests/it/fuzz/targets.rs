@@ -66,7 +66,12 @@ pub(super) fn told<T, E: std::fmt::Display>(result: Result<T, E>) -> String {
     }
 }
 
-fn simple(corpus: Vec<Vec<u8>>, run: impl Fn(&[u8]) -> String + 'static) -> Target {
+/// An origin with a layer.
+pub(super) fn origin() -> (Arc<MemOrigin>, Digest) {
+    (Arc::clone(&published().origin), published().layer)
+}
+
+pub(super) fn simple(corpus: Vec<Vec<u8>>, run: impl Fn(&[u8]) -> String + 'static) -> Target {
     Target {
         corpus,
         fix: |_| (),
