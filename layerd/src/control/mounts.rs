@@ -267,6 +267,10 @@ impl MountService {
             mountpoint: mountpoint.to_owned(),
             rw: request.rw,
             upper: request.rw.then(|| self.paths.rw(&id).join("upper")),
+            lowers: layers
+                .iter()
+                .map(|layer| self.paths.layer_mount(&layer.digest))
+                .collect(),
             state: MountState::Alive,
         };
         let mut guarded = self.lock();

@@ -72,7 +72,7 @@ fn write(path: &str) -> FileRequest {
 
 fn noise(len: usize) -> Vec<u8> {
     (0..len)
-        .map(|n| u8::try_from(n * n % 251 ^ (n >> 8) & 0xff).unwrap())
+        .map(|n| u8::try_from((n * n % 251) ^ ((n >> 8) & 0xff)).unwrap())
         .collect()
 }
 

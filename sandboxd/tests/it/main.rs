@@ -2,7 +2,6 @@
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
-    clippy::indexing_slicing,
     clippy::print_stdout,
     reason = "helpers of tests fail by panicking and say why, as tests do"
 )]
