@@ -52,6 +52,33 @@ pub fn left_attached(folder: &Path) -> Result<Option<Attached>, ServeError> {
     }
 }
 
+/// Takes away what a server that was killed left: its mount, socket or device. Nobody serves the disk meanwhile.
+///
+/// # Errors
+/// When the disk is served, or something cannot be taken away.
+pub fn clean_up(folder: &Path) -> Result<(), ServeError> {
+    // What was flushed is made whole on this occasion.
+    let held = DiskFolder::open(folder)?;
+    let Some(left) = left_attached(folder)? else {
+        return Ok(());
+    };
+    left.way.clean_up(left.ublk_id)?;
+    remove(&folder.join(SOCKET))?;
+    remove(&folder.join(ATTACHED))?;
+    drop(held);
+    Ok(())
+}
+
+/// Removes a file that may be gone already.
+pub(crate) fn remove(path: &Path) -> Result<(), ServeError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(ServeError::io("remove", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn remember(folder: &Path, attached: &Attached) -> io::Result<()> {
     let tmp = folder.join("attached.json.tmp");
     fs::write(&tmp, serde_json::to_vec(attached)?)?;

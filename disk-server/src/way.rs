@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use ublk_driver::{Content, Device, Driver, Options, State};
 
 use crate::error::ServeError;
+use crate::listener::Listener;
 use crate::nbd::Export;
 use crate::nbd::server::NbdServer;
 
@@ -39,6 +40,27 @@ impl Way {
             Err(why) => Err(ServeError::Refused(format!(
                 "a disk cannot be a block device here: {why}. Attach it as a file (`--file PATH`) or at a socket for a virtual machine (`--nbd SOCKET`)"
             ))),
+        }
+    }
+}
+
+impl Way {
+    /// Takes away what a dead server left of it.
+    pub(crate) fn clean_up(&self, ublk_id: Option<u32>) -> Result<(), ServeError> {
+        match (self, ublk_id) {
+            (Self::File(path), _) => DiskFile::clean_up(path).map_err(ServeError::from),
+            (Self::Nbd(path), _) => {
+                drop(Listener::bind(path)?);
+                Ok(())
+            }
+            (Self::Ublk, Some(id)) => {
+                let ours = |found: &ublk_driver::Found| (found.id, found.owner) == (id, OWNER);
+                if ublk_driver::devices()?.iter().any(ours) {
+                    ublk_driver::delete(id)?;
+                }
+                Ok(())
+            }
+            (Self::Ublk, None) => Ok(()),
         }
     }
 }

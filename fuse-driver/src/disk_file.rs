@@ -38,13 +38,19 @@ pub struct DiskFile {
     session: Mutex<Option<BackgroundSession>>,
 }
 
-/// An empty file to mount on: made where nothing is, kept where one is. What a killed server left mounted is taken away.
-fn prepare(path: &Path) -> io::Result<()> {
+/// Takes away what a killed server left mounted.
+fn unmount_dead(path: &Path) -> io::Result<()> {
     let is_dead =
         |error: &io::Error| error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error());
     if fs::symlink_metadata(path).is_err_and(|error| is_dead(&error)) {
         rustix::mount::unmount(path, UnmountFlags::DETACH)?;
     }
+    Ok(())
+}
+
+/// An empty file to mount on: made where nothing is, kept where one is.
+fn prepare(path: &Path) -> io::Result<()> {
+    unmount_dead(path)?;
     match OpenOptions::new().write(true).create_new(true).open(path) {
         Ok(_) => return Ok(()),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -89,6 +95,17 @@ impl DiskFile {
         Ok(Self {
             path: path.to_owned(),
             session: Mutex::new(Some(session)),
+        })
+    }
+
+    /// Takes away what a server that was killed left mounted at `path`; the empty file stays.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn clean_up(path: &Path) -> Result<(), FuseError> {
+        unmount_dead(path).map_err(|source| FuseError::Unmount {
+            path: path.to_owned(),
+            source,
         })
     }
 

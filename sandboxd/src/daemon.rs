@@ -57,9 +57,13 @@ pub struct Config {
 fn cgroup_name(state: &Path) -> String {
     use std::os::unix::ffi::OsStrExt as _;
     // FNV-1a: short, and nothing depends on its being hard to guess.
-    let hash = state.as_os_str().as_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    });
+    let hash = state
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        });
     format!("dsec-{hash:016x}")
 }
 

@@ -62,11 +62,17 @@ fn start_log() {
 
 fn main() -> ExitCode {
     // Without a log of its own: every sandbox begins as a copy of this process.
-    if std::env::args_os().nth(1).is_some_and(|a| a == spawner::SUBCOMMAND) {
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|a| a == spawner::SUBCOMMAND)
+    {
         return spawner::run_inherited().map_or_else(
             |error| {
                 // Nobody is left to tell if this fails too.
-                drop(writeln!(std::io::stderr(), "sandboxd: the spawner: {error}"));
+                drop(writeln!(
+                    std::io::stderr(),
+                    "sandboxd: the spawner: {error}"
+                ));
                 ExitCode::FAILURE
             },
             |()| ExitCode::SUCCESS,

@@ -280,9 +280,10 @@ impl Service {
             Arc::clone(requests.entry(key).or_default())
         };
         let _turn = turn.lock().await;
-        let made = self.table().values().map(|s| s.record()).find(|r| {
-            r.project == project && r.info.request_id.as_deref() == Some(&request_id)
-        });
+        let made =
+            self.table().values().map(|s| s.record()).find(|r| {
+                r.project == project && r.info.request_id.as_deref() == Some(&request_id)
+            });
         match made {
             Some(made) if made.info.refs != record.info.refs => Err(ApiError::new(
                 ErrorKind::Conflict,
@@ -351,7 +352,10 @@ impl Service {
     ///
     /// # Errors
     /// When a process cannot end; calling it again tries again.
-    pub(crate) async fn kill(self: &Arc<Self>, sandbox: Arc<Sandbox>) -> Result<SandboxInfo, ApiError> {
+    pub(crate) async fn kill(
+        self: &Arc<Self>,
+        sandbox: Arc<Sandbox>,
+    ) -> Result<SandboxInfo, ApiError> {
         let _changing = sandbox.changing.lock().await;
         let (service, ended) = (Arc::clone(self), Arc::clone(&sandbox));
         blocking(move || service.end(&ended, "it was killed")).await?;
@@ -383,7 +387,10 @@ impl Service {
     ///
     /// # Errors
     /// `SandboxGone`, or when its processes do not stop.
-    pub(crate) async fn pause(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<SandboxInfo, ApiError> {
+    pub(crate) async fn pause(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+    ) -> Result<SandboxInfo, ApiError> {
         self.change(sandbox, State::Paused).await
     }
 
@@ -391,7 +398,10 @@ impl Service {
     ///
     /// # Errors
     /// `SandboxGone`.
-    pub(crate) async fn resume(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<SandboxInfo, ApiError> {
+    pub(crate) async fn resume(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+    ) -> Result<SandboxInfo, ApiError> {
         self.change(sandbox, State::Running).await
     }
 
@@ -424,7 +434,10 @@ impl Service {
     ///
     /// # Errors
     /// `SandboxGone`.
-    pub(crate) async fn use_it(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<PathBuf, ApiError> {
+    pub(crate) async fn use_it(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+    ) -> Result<PathBuf, ApiError> {
         sandbox.touched_ms.store(now_ms(), Ordering::Release);
         let record = sandbox.record();
         let place = living(&record)?;
@@ -475,7 +488,12 @@ impl Service {
     /// Living sandboxes, for the metrics: running and paused.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let table = self.table();
-        let count = |state| table.values().filter(|s| s.lock().info.state == state).count();
+        let count = |state| {
+            table
+                .values()
+                .filter(|s| s.lock().info.state == state)
+                .count()
+        };
         (count(State::Running), count(State::Paused))
     }
 
@@ -506,8 +524,14 @@ fn plan(project: &str, request: &CreateRequest) -> Result<Record, ApiError> {
             request.backend
         ));
     }
-    if request.network.as_ref().is_some_and(|n| !n.allow.is_empty()) {
-        return invalid("network rules are not available yet: a sandbox reaches nothing but itself".to_owned());
+    if request
+        .network
+        .as_ref()
+        .is_some_and(|n| !n.allow.is_empty())
+    {
+        return invalid(
+            "network rules are not available yet: a sandbox reaches nothing but itself".to_owned(),
+        );
     }
     let cpus = request.cpus.unwrap_or(CPUS);
     if !(0.01..=1024.0).contains(&cpus) {
@@ -515,7 +539,9 @@ fn plan(project: &str, request: &CreateRequest) -> Result<Record, ApiError> {
     }
     let memory_mb = request.memory_mb.unwrap_or(MEMORY_MB);
     if !(4..=16 << 20).contains(&memory_mb) {
-        return invalid(format!("`memory_mb` of {memory_mb}: 4 to 16777216 are expected"));
+        return invalid(format!(
+            "`memory_mb` of {memory_mb}: 4 to 16777216 are expected"
+        ));
     }
     let refs = std::iter::once(&request.base)
         .chain(&request.workspace)

@@ -44,7 +44,10 @@ impl Keys {
             }
             let Some((key, project)) = line.split_once(char::is_whitespace) else {
                 let number = number + 1;
-                return Err(format!("`{}` line {number}: `KEY PROJECT` is expected", path.display()));
+                return Err(format!(
+                    "`{}` line {number}: `KEY PROJECT` is expected",
+                    path.display()
+                ));
             };
             projects.insert(key.to_owned(), project.trim().to_owned());
         }
@@ -97,7 +100,11 @@ impl FromRequestParts<App> for Project {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status());
-        let mut response = (status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), Json(&self)).into_response();
+        let mut response = (
+            status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
+            Json(&self),
+        )
+            .into_response();
         if self.kind == ErrorKind::Unavailable {
             let headers = response.headers_mut();
             headers.insert("retry-after", axum::http::HeaderValue::from_static("1"));
@@ -113,10 +120,7 @@ pub(crate) struct Asked<T>(pub(crate) T);
 impl<T: serde::de::DeserializeOwned> axum::extract::FromRequest<App> for Asked<T> {
     type Rejection = ApiError;
 
-    async fn from_request(
-        request: axum::extract::Request,
-        app: &App,
-    ) -> Result<Self, ApiError> {
+    async fn from_request(request: axum::extract::Request, app: &App) -> Result<Self, ApiError> {
         let bytes = bytes::Bytes::from_request(request, app)
             .await
             .map_err(|e| ApiError::new(ErrorKind::Invalid, e.body_text()))?;
@@ -145,19 +149,34 @@ pub fn router(service: Arc<Service>, keys: Keys) -> Router {
         .route("/v1/sandboxes/{id}/usage", get(usage))
         .route("/v1/sandboxes/{id}/fork", post(fork))
         .route("/v1/sandboxes/{id}/pack_diff", post(pack_diff))
-        .route("/v1/sandboxes/{id}/execs", post(execs::start).get(execs::list))
+        .route(
+            "/v1/sandboxes/{id}/execs",
+            post(execs::start).get(execs::list),
+        )
         .route("/v1/sandboxes/{id}/execs/{exec}", get(execs::wait))
         .route("/v1/sandboxes/{id}/execs/{exec}/stream", get(execs::attach))
         .route("/v1/sandboxes/{id}/execs/{exec}/stdin", post(execs::stdin))
-        .route("/v1/sandboxes/{id}/execs/{exec}/signal", post(execs::signal))
-        .route("/v1/sandboxes/{id}/execs/{exec}/resize", post(execs::resize))
-        .route("/v1/sandboxes/{id}/files", get(files::read).put(files::write))
+        .route(
+            "/v1/sandboxes/{id}/execs/{exec}/signal",
+            post(execs::signal),
+        )
+        .route(
+            "/v1/sandboxes/{id}/execs/{exec}/resize",
+            post(execs::resize),
+        )
+        .route(
+            "/v1/sandboxes/{id}/files",
+            get(files::read).put(files::write),
+        )
         .route("/v1/sandboxes/{id}/files", delete(files::remove))
         .route("/v1/sandboxes/{id}/files/list", get(files::list))
         .route("/v1/sandboxes/{id}/files/stat", get(files::stat))
         .route("/v1/sandboxes/{id}/files/mkdir", post(files::make_dir))
         .route("/v1/sandboxes/{id}/files/rename", post(files::rename))
-        .route("/v1/sandboxes/{id}/tree", get(files::pack).put(files::unpack))
+        .route(
+            "/v1/sandboxes/{id}/tree",
+            get(files::pack).put(files::unpack),
+        )
         .fallback(|| async { ApiError::new(ErrorKind::NotFound, "no such path in this API") })
         .with_state(app)
 }
@@ -235,7 +254,9 @@ async fn set_timeout(
     Asked(request): Asked<TimeoutRequest>,
 ) -> Result<Json<SandboxInfo>, ApiError> {
     let sandbox = find(&app, &project, &id)?;
-    Ok(Json(app.service.set_timeout(&sandbox, request.timeout).await?))
+    Ok(Json(
+        app.service.set_timeout(&sandbox, request.timeout).await?,
+    ))
 }
 
 async fn usage(

@@ -255,7 +255,9 @@ impl Containers {
     pub fn find(&self, place: &Place) -> Result<OwnedFd, BackendError> {
         let gone = || BackendError::Gone { pid: place.pid };
         let pid = Pid::from_raw(place.pid).ok_or_else(gone)?;
-        let pidfd = pidfd_open(pid, PidfdFlags::NONBLOCK).ok().ok_or_else(gone)?;
+        let pidfd = pidfd_open(pid, PidfdFlags::NONBLOCK)
+            .ok()
+            .ok_or_else(gone)?;
         // The descriptor first, then its start: so both are of one process.
         if start_of(place.pid) != Some(place.started) {
             return Err(gone());

@@ -41,7 +41,10 @@ impl Service {
         request: ForkRequest,
     ) -> Result<ForkReply, ApiError> {
         if request.count == 0 || request.count > CHILDREN_MAX {
-            let message = format!("`count` of {}: 1 to {CHILDREN_MAX} are expected", request.count);
+            let message = format!(
+                "`count` of {}: 1 to {CHILDREN_MAX} are expected",
+                request.count
+            );
             return Err(ApiError::new(ErrorKind::Invalid, message));
         }
         let lifetime_ms = request.timeout.map(ms).transpose()?;
@@ -63,7 +66,11 @@ impl Service {
             );
             return Err(ApiError::new(ErrorKind::Conflict, message));
         }
-        let held = parent.held.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let held = parent
+            .held
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         let frozen = self.state.join("frozen").join(ids::random());
         let forking = || self.forking.lock().unwrap_or_else(PoisonError::into_inner);
         forking().push(frozen.clone());
@@ -113,7 +120,9 @@ impl Service {
         blocking(move || {
             let copy = service.state.join("packing").join(ids::random());
             let packed = service.pack_now(&parent, &request, &copy);
-            fs::remove_dir_all(&copy).or_else(ignore_missing).map_err(disk)?;
+            fs::remove_dir_all(&copy)
+                .or_else(ignore_missing)
+                .map_err(disk)?;
             packed
         })
         .await
@@ -137,7 +146,10 @@ impl Service {
             Some((axis, name, version))
         });
         let Some((axis, name, version)) = parts else {
-            return Err(invalid(format!("`{}` is not `axis/name:version`", request.name)));
+            return Err(invalid(format!(
+                "`{}` is not `axis/name:version`",
+                request.name
+            )));
         };
         // What its ancestors changed belongs to it too; a child's whiteouts must win over them.
         if !record.frozen.is_empty() {
@@ -163,11 +175,17 @@ impl Service {
         }
         let ran = command.output().map_err(|e| {
             let program = self.packer.program.display();
-            ApiError::new(ErrorKind::InfraFailed, format!("cannot run `{program}`: {e}"))
+            ApiError::new(
+                ErrorKind::InfraFailed,
+                format!("cannot run `{program}`: {e}"),
+            )
         })?;
         if !ran.status.success() {
             let said = String::from_utf8_lossy(&ran.stderr);
-            return Err(ApiError::new(ErrorKind::InfraFailed, said.trim().to_owned()));
+            return Err(ApiError::new(
+                ErrorKind::InfraFailed,
+                said.trim().to_owned(),
+            ));
         }
         let build: serde_json::Value = serde_json::from_slice(&ran.stdout)
             .map_err(|e| ApiError::new(ErrorKind::InfraFailed, format!("`dsec build`: {e}")))?;
@@ -197,7 +215,13 @@ impl Service {
         let copying = Instant::now();
         // Owners, times, attributes, links, holes, whiteouts: all that an overlay's upper folder is made of.
         let copied = Command::new("cp")
-            .args(["--archive", "--sparse=always", "--reflink=auto", "--no-target-directory", "--"])
+            .args([
+                "--archive",
+                "--sparse=always",
+                "--reflink=auto",
+                "--no-target-directory",
+                "--",
+            ])
             .args([&from, to])
             .output();
         let copied_ms = elapsed_ms(copying);
@@ -211,7 +235,9 @@ impl Service {
             Err(error) => Some(format!("cannot run `cp`: {error}")),
         };
         if let Some(why) = failed {
-            fs::remove_dir_all(to).or_else(ignore_missing).map_err(disk)?;
+            fs::remove_dir_all(to)
+                .or_else(ignore_missing)
+                .map_err(disk)?;
             return Err(ApiError::new(ErrorKind::InfraFailed, why));
         }
         Ok(Copied {
@@ -228,7 +254,11 @@ impl Service {
         };
         // Looked at before the table: a copy that appears meanwhile belongs to a fork that is not in the table yet.
         let entries: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-        let used: Vec<PathBuf> = self.table().values().flat_map(|s| s.record().frozen).collect();
+        let used: Vec<PathBuf> = self
+            .table()
+            .values()
+            .flat_map(|s| s.record().frozen)
+            .collect();
         for path in entries {
             if !used.contains(&path)
                 && !self.is_forking(&path)
@@ -240,7 +270,11 @@ impl Service {
     }
 
     fn is_forking(&self, path: &Path) -> bool {
-        self.forking.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|p| p == path)
+        self.forking
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .any(|p| p == path)
     }
 }
 
@@ -256,10 +290,16 @@ fn ignore_missing(error: std::io::Error) -> std::io::Result<()> {
 /// we are root.
 fn scrub(copy: &Path, path: &Path) -> Result<(), ApiError> {
     let mut real = copy.to_owned();
-    let mut below = path.components().filter(|c| *c != Component::RootDir).peekable();
+    let mut below = path
+        .components()
+        .filter(|c| *c != Component::RootDir)
+        .peekable();
     while let Some(part) = below.next() {
         let Component::Normal(name) = part else {
-            let message = format!("`{}` cannot be left out: not a plain absolute path", path.display());
+            let message = format!(
+                "`{}` cannot be left out: not a plain absolute path",
+                path.display()
+            );
             return Err(ApiError::new(ErrorKind::Invalid, message));
         };
         real.push(name);

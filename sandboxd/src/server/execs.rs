@@ -79,12 +79,17 @@ pub(super) async fn start(
     let (stream, background) = (request.stream, request.background);
     let spec = spec_of(&sandbox, request)?;
     let exec_id = spec.exec_id.clone();
-    let mut link = Link::connect(&socket).await.map_err(|e| gone(&app.service, &sandbox, e))?;
+    let mut link = Link::connect(&socket)
+        .await
+        .map_err(|e| gone(&app.service, &sandbox, e))?;
     let request = Request::Exec {
         spec: Box::new(spec),
         stream,
     };
-    let answer = link.request(&request).await.map_err(|e| gone(&app.service, &sandbox, e))?;
+    let answer = link
+        .request(&request)
+        .await
+        .map_err(|e| gone(&app.service, &sandbox, e))?;
     follow(&app, sandbox, link, exec_id, answer, (stream, background)).await
 }
 
@@ -130,14 +135,19 @@ async fn attach_to(
     from: From,
     stream: bool,
 ) -> Result<Response, ApiError> {
-    let mut link = Link::connect(socket).await.map_err(|e| gone(&app.service, &sandbox, e))?;
+    let mut link = Link::connect(socket)
+        .await
+        .map_err(|e| gone(&app.service, &sandbox, e))?;
     let request = Request::Attach {
         exec_id: exec_id.clone(),
         stdout_from: from.stdout_from,
         stderr_from: from.stderr_from,
         stream,
     };
-    let answer = link.request(&request).await.map_err(|e| gone(&app.service, &sandbox, e))?;
+    let answer = link
+        .request(&request)
+        .await
+        .map_err(|e| gone(&app.service, &sandbox, e))?;
     follow(app, sandbox, link, exec_id, answer, (stream, false)).await
 }
 
@@ -212,7 +222,10 @@ fn gone(service: &Service, sandbox: &Sandbox, error: LinkError) -> ApiError {
     match (&error, service.reason(sandbox)) {
         (LinkError::Gone(_), Some(reason)) => {
             let id = sandbox.info().id;
-            ApiError::new(ErrorKind::SandboxGone, format!("sandbox `{id}` is gone: {reason}"))
+            ApiError::new(
+                ErrorKind::SandboxGone,
+                format!("sandbox `{id}` is gone: {reason}"),
+            )
         }
         (LinkError::Gone(_), None) => ApiError::new(ErrorKind::InfraFailed, error.to_string()),
         _ => error.into(),
@@ -226,7 +239,12 @@ fn framed(kind: u8, parts: &[&[u8]]) -> Bytes {
 }
 
 /// The rest of an exec as frames: the answer, output as it comes, its end.
-fn frames(service: &Arc<Service>, sandbox: Arc<Sandbox>, link: Link, reply: &ExecReply) -> Response {
+fn frames(
+    service: &Arc<Service>,
+    sandbox: Arc<Sandbox>,
+    link: Link,
+    reply: &ExecReply,
+) -> Response {
     let head = serde_json::json!({
         "exec_id": reply.exec_id, "pid": reply.pid, "again": reply.again,
     });
@@ -243,14 +261,20 @@ fn frames(service: &Arc<Service>, sandbox: Arc<Sandbox>, link: Link, reply: &Exe
             };
             match event {
                 Err(_) => Some((framed(kind::KEEPALIVE, &[]), Some(link))),
-                Ok(Ok(Event::Stdout(at, bytes))) => {
-                    Some((framed(kind::STDOUT, &[&at.to_le_bytes(), &bytes]), Some(link)))
-                }
-                Ok(Ok(Event::Stderr(at, bytes))) => {
-                    Some((framed(kind::STDERR, &[&at.to_le_bytes(), &bytes]), Some(link)))
-                }
+                Ok(Ok(Event::Stdout(at, bytes))) => Some((
+                    framed(kind::STDOUT, &[&at.to_le_bytes(), &bytes]),
+                    Some(link),
+                )),
+                Ok(Ok(Event::Stderr(at, bytes))) => Some((
+                    framed(kind::STDERR, &[&at.to_le_bytes(), &bytes]),
+                    Some(link),
+                )),
                 Ok(Ok(Event::Exit(exit))) => end(&exit),
-                Ok(Ok(other)) => end(&lost(&service, &sandbox, &format!("the agent sent {other:?}"))),
+                Ok(Ok(other)) => end(&lost(
+                    &service,
+                    &sandbox,
+                    &format!("the agent sent {other:?}"),
+                )),
                 Ok(Err(error)) => end(&lost(&service, &sandbox, &error.to_string())),
             }
         }
@@ -267,7 +291,11 @@ pub(super) async fn list(
     Path(id): Path<String>,
 ) -> Result<Json<Vec<ExecInfo>>, ApiError> {
     let (_, socket) = agent(&app, &project, &id).await?;
-    match Link::connect(&socket).await?.request(&Request::List).await? {
+    match Link::connect(&socket)
+        .await?
+        .request(&Request::List)
+        .await?
+    {
         Answer::Execs { execs } => Ok(Json(execs)),
         other => Err(ApiError::new(
             ErrorKind::InfraFailed,

@@ -58,7 +58,10 @@ pub(super) struct Written {
 }
 
 fn unexpected(answer: &impl std::fmt::Debug) -> ApiError {
-    ApiError::new(ErrorKind::InfraFailed, format!("the agent answered {answer:?}"))
+    ApiError::new(
+        ErrorKind::InfraFailed,
+        format!("the agent answered {answer:?}"),
+    )
 }
 
 async fn ask(
@@ -134,7 +137,13 @@ pub(super) async fn remove(
     Path(id): Path<String>,
     Query(place): Query<Place>,
 ) -> Result<Json<Entries>, ApiError> {
-    entries(&app, &project, &id, FileRequest::Remove { path: place.path }).await
+    entries(
+        &app,
+        &project,
+        &id,
+        FileRequest::Remove { path: place.path },
+    )
+    .await
 }
 
 /// Body of `POST …/files/rename`.
@@ -268,5 +277,12 @@ pub(super) async fn unpack(
     Query(place): Query<Place>,
     body: Body,
 ) -> Result<Json<Written>, ApiError> {
-    upload(&app, &project, &id, FileRequest::Unpack { path: place.path }, body).await
+    upload(
+        &app,
+        &project,
+        &id,
+        FileRequest::Unpack { path: place.path },
+        body,
+    )
+    .await
 }

@@ -17,6 +17,7 @@ mod collecting;
 mod contract;
 mod disk_attach;
 mod disk_files;
+mod disk_published;
 mod images;
 mod import;
 mod killed;

@@ -105,6 +105,16 @@ impl NbdClient {
         self.ask(CMD_READ, offset, len, &[])
     }
 
+    pub(crate) fn read_all(&mut self) -> Vec<u8> {
+        let mut all = Vec::new();
+        while u64::try_from(all.len()).unwrap() < self.size {
+            let at = u64::try_from(all.len()).unwrap();
+            let step = usize::try_from((self.size - at).min(1 << 20)).unwrap();
+            all.extend(self.read(at, step).unwrap());
+        }
+        all
+    }
+
     pub(crate) fn flush(&mut self) -> Result<(), String> {
         self.ask(CMD_FLUSH, 0, 0, &[]).map(drop)
     }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use disk_server::control::{Reply, Request, Status};
+use disk_server::error::ServeError;
 use disk_server::{Way, client, serve};
 use imgstore::disk::state;
 
@@ -68,6 +69,8 @@ pub(crate) struct DetachArgs {
     force: bool,
     #[command(flatten)]
     disks: Disks,
+    #[command(flatten)]
+    socket: SocketArg,
 }
 
 /// `dsec disk serve`: what `attach` starts.
@@ -213,9 +216,16 @@ fn first_line(child: &mut Child) -> Result<String, Failure> {
 pub(crate) fn detach(args: &DetachArgs) -> Result<ExitCode, Failure> {
     let folder = disk_folder(&args.disks, &args.disk)?;
     let force = args.force;
-    match client::ask(&folder, &Request::Detach { force })? {
-        Reply::Done => {}
-        other => return Err(format!("unexpected answer: {other:?}").into()),
+    match client::ask(&folder, &Request::Detach { force }) {
+        Ok(Reply::Done) => {}
+        Ok(other) => return Err(format!("unexpected answer: {other:?}").into()),
+        Err(ServeError::NotAttached(_)) if serve::left_attached(&folder)?.is_some() => {
+            // Its server was killed.
+            serve::clean_up(&folder)?;
+            lowers::with_mounted(&folder, &args.socket.socket, || Ok(()))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Err(error) => return Err(error.into()),
     }
     let deadline = Instant::now() + END_MAX;
     while serve::left_attached(&folder)?.is_some() || state::is_held(&folder)? {
