@@ -1,5 +1,6 @@
 //! Reading layers back from an origin, and keeping what was read.
 
+pub mod bundle;
 pub mod cache;
 pub mod copy;
 pub mod export;

@@ -200,6 +200,19 @@ A layer named by its digest is copied without a tag; garbage collection removes 
   dsec sandbox kill $ID"
     )]
     Sandbox(crate::commands::sandbox::SandboxCommand),
+    /// Make, attach and snapshot writable disks, and read OverlayBD layer files.
+    #[command(after_help = "Examples:
+  dsec disk create vm1 --from ./debian.qcow2 --size 20GiB
+  dsec disk attach vm1 --nbd /run/vm1.sock
+  dsec disk snapshot vm1
+  dsec disk export base.lsmt top.lsmt --to raw.img
+
+DISK is a folder (`./vm1`), or a name: a folder below the one that --disks or DSEC_DISKS names.")]
+    Disk {
+        /// What to do.
+        #[command(subcommand)]
+        what: crate::commands::disk::DiskCommand,
+    },
     /// Measure (runs `dsec-bench`, which is installed beside `dsec`).
     #[command(
         disable_help_flag = true,

@@ -4,6 +4,7 @@ mod bench;
 mod build;
 pub(crate) mod cache;
 pub(crate) mod copy;
+pub(crate) mod disk;
 mod export;
 pub(crate) mod export_set;
 pub(crate) mod fsck;
@@ -62,6 +63,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::ExportSet(args) => export_set::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Sandbox(command) => sandbox::run(&command),
+        Command::Disk { what } => disk::run(&what),
         Command::Bench { args } => bench::run(&args),
     };
     match done {

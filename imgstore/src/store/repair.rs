@@ -7,13 +7,14 @@
 //!    other origin's copy): that heals every layer which refers to it, known to us or not;
 //! 4. where it does not, the good frames go into a new pack and *every* placement on the origin that refers to the damaged
 //!    places is rewritten, found by listing them. An origin that cannot list gets only the asked layer mended, and the report says so;
-//! 5. manifest, placement, tag.
+//! 5. manifest, placement, tag; a bundle that is damaged or behind the placement.
 //!
 //! A layer without damage causes no write. What nobody has is reported and left as it is.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::bundle::{self, State};
 use super::layer::{self, Layer, LayerError};
 use super::lease::hold::{PATIENCE, publishing};
 use super::places::{self, Places};
@@ -111,8 +112,41 @@ pub fn repair(
     let traffic = Arc::new(Traffic::default());
     let from = from.map(|from| CountingOrigin::new(from, Arc::clone(&traffic)));
     let from = from.as_ref().map(|from| from as &dyn Origin);
-    let (digest, tag) = resolve(origin, from, reference)?;
-    let mut report = publishing(origin, |hold| -> Result<RepairReport, RepairError> {
+    let named = resolve(origin, from, reference)?;
+    let mut report = run(origin, from, named, progress)?;
+    (report.requests, report.bytes_read) = (traffic.requests(), traffic.bytes());
+    Ok(report)
+}
+
+/// Mends a layer from what the origin itself has; `bundled` says that it should have a bundle.
+///
+/// # Errors
+/// As for [`repair`].
+pub(crate) fn mend(
+    origin: &dyn Origin,
+    digest: &Digest,
+    bundled: bool,
+) -> Result<RepairReport, RepairError> {
+    let named = Named {
+        digest: *digest,
+        bundled,
+        lost: None,
+    };
+    run(origin, None, named, &|_, _| ())
+}
+
+fn run(
+    origin: &dyn Origin,
+    from: Option<&dyn Origin>,
+    named: Named,
+    progress: RepairProgress<'_>,
+) -> Result<RepairReport, RepairError> {
+    let Named {
+        digest,
+        bundled,
+        lost,
+    } = named;
+    publishing(origin, |hold| -> Result<RepairReport, RepairError> {
         let mut repair = Repair {
             origin,
             from,
@@ -125,15 +159,22 @@ pub fn repair(
             report: RepairReport::new(digest),
             progress,
         };
-        repair.run(tag)?;
+        repair.run(lost)?;
+        repair.bundle(&digest, bundled)?;
         Ok(repair.report)
-    })?;
-    (report.requests, report.bytes_read) = (traffic.requests(), traffic.bytes());
-    Ok(report)
+    })
 }
 
 /// A tag object that must be written, because the origin's is missing or damaged.
 type LostTag = Option<(TagName, Vec<u8>)>;
+
+/// What a reference names.
+struct Named {
+    digest: Digest,
+    /// Whether the tag says that the layer has a bundle.
+    bundled: bool,
+    lost: LostTag,
+}
 
 fn is_damage(error: &LayerError) -> bool {
     matches!(
@@ -148,15 +189,20 @@ fn resolve(
     origin: &dyn Origin,
     from: Option<&dyn Origin>,
     reference: &LayerRef,
-) -> Result<(Digest, LostTag), RepairError> {
+) -> Result<Named, RepairError> {
+    let named = |digest: Digest, bundled: bool, lost: LostTag| Named {
+        digest,
+        bundled,
+        lost,
+    };
     let name = match reference {
-        LayerRef::Layer(digest) => return Ok((*digest, None)),
+        LayerRef::Layer(digest) => return Ok(named(*digest, false, None)),
         LayerRef::Tag(name) => name,
     };
-    let theirs = |from: &dyn Origin| -> Result<(Digest, LostTag), RepairError> {
-        let layer = layer::read_tag(from, name)?.layer;
+    let theirs = |from: &dyn Origin| -> Result<Named, RepairError> {
+        let tag = layer::read_tag(from, name)?;
         let bytes = from.fetch_all(&names::tag(name), TAG_BYTES_MAX)?;
-        Ok((layer, Some((name.clone(), bytes))))
+        Ok(named(tag.layer, tag.bundled, Some((name.clone(), bytes))))
     };
     match (layer::read_tag(origin, name), from) {
         // A digest that nobody knows is damage of the tag.
@@ -165,7 +211,7 @@ fn resolve(
         {
             theirs(from)
         }
-        (Ok(tag), _) => Ok((tag.layer, None)),
+        (Ok(tag), _) => Ok(named(tag.layer, tag.bundled, None)),
         (Err(e), Some(from)) if is_damage(&e) => theirs(from),
         (Err(e), _) => Err(e.into()),
     }
@@ -454,6 +500,7 @@ impl Repair<'_> {
         let own = [
             names::manifest(&self.digest),
             names::placement(&self.digest),
+            names::bundle(&self.digest),
         ];
         self.publisher
             .claim_objects(packs.map(|pack| names::pack(&pack)).chain(own))?;
@@ -602,11 +649,48 @@ impl Repair<'_> {
             return Ok(());
         };
         if let Some(placement) = moved(digest, &manifest, &placement, homes) {
-            let object = names::placement(digest);
-            self.origin.replace(&object, &placement.to_bytes())?;
+            let (object, bytes) = (names::placement(digest), placement.to_bytes());
+            self.publisher.claim_objects([names::bundle(digest)])?;
+            let layer = Layer {
+                digest: *digest,
+                manifest,
+                placement,
+            };
+            // Before the placement: asking again finds those layers only whose placement is still the old one.
+            match bundle::go_ahead(self.origin, &layer) {
+                Ok(true) => self.wrote(names::bundle(digest)),
+                Ok(false) => {}
+                // Its metadata is damaged: that is another repair's.
+                Err(e) if is_damage(&e) => {
+                    tracing::warn!(layer = %digest, error = %e, "the bundle stays behind")
+                }
+                Err(e) => return Err(e.into()),
+            }
+            self.origin.replace(&object, &bytes)?;
             self.wrote(object);
         }
         self.report.layers_healed.push(*digest);
+        Ok(())
+    }
+
+    /// Writes a layer's bundle anew if it is damaged or behind the placement, or missing although the tag speaks of it.
+    fn bundle(&mut self, digest: &Digest, told: bool) -> Result<(), RepairError> {
+        let Some(layer) = places::open_if_right(self.origin, digest)? else {
+            return Ok(());
+        };
+        match bundle::state(self.origin, &layer)? {
+            State::Right => return Ok(()),
+            State::Absent if !told => return Ok(()),
+            State::Absent | State::Wrong(_) => {}
+        }
+        let object = names::bundle(digest);
+        self.publisher.claim_objects([object.clone()])?;
+        match bundle::renew(self.origin, digest) {
+            Ok(Some(_)) => self.wrote(object),
+            Ok(None) => {}
+            Err(e) if is_damage(&e) => self.left(object, e.to_string()),
+            Err(e) => return Err(e.into()),
+        }
         Ok(())
     }
 }

@@ -292,7 +292,7 @@ fn children_share_what_lies_below_and_differ_above() {
     DiskFolder::create(&parent, Vec::new(), Some(1 << 20)).unwrap();
     let open = DiskFolder::open(&parent).unwrap();
     open.disk().write(&written(1, 0, 100), 0).unwrap();
-    let snapshot = open.snapshot().unwrap();
+    let snapshot = open.snapshot().unwrap().layer;
     open.disk().write(&written(2, 50, 10), 50 * 512).unwrap();
     let mut children = Vec::new();
     for number in 3..6 {

@@ -275,8 +275,8 @@ fn killed_builds_and_collections_leave_nothing_half_done() {
         );
         assert_eq!(
             files(&world).len(),
-            7,
-            "one layer, its tag, the index: {:?}",
+            8,
+            "one layer with its bundle, its tag, the index: {:?}",
             files(&world)
         );
     }
@@ -335,5 +335,5 @@ fn many_publish_while_one_collects() {
     });
     all_right(&world);
     gc(&world, &["--grace", "0"]);
-    assert_eq!(files(&world).len(), 7, "{:?}", files(&world));
+    assert_eq!(files(&world).len(), 8, "{:?}", files(&world));
 }
