@@ -93,7 +93,6 @@ fn compositions_share_one_kernel_mount_a_layer() {
     assert_eq!(daemon.stats().mounts.len(), 10);
 }
 
-/// Mutation: lowers in the order of the overlay (topmost first) fail here.
 #[test]
 fn a_composition_says_where_its_layers_are() {
     let world = World::new();

@@ -31,7 +31,7 @@ fn probe(attempts: &str) -> String {
     code
 }
 
-/// Mutations: without the filter, some of these work or get another errno; with a dumpable agent, `trace_agent` works.
+/// Mutation: without the filter, new user and mount namespaces work, and others get another errno.
 #[test]
 fn escapes_fail() {
     let host = Host::new();

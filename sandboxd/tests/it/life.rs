@@ -40,7 +40,7 @@ fn census(host: &Host) -> BTreeMap<&'static str, usize> {
     ])
 }
 
-/// Mutation: without the removal of the control group in `end`, `groups` grows with every round.
+/// Mutation: without the removal of the control group in `end`, the next sandbox of the slot cannot make its execs' groups.
 #[test]
 fn hundreds_of_sandboxes_with_faults_leave_nothing() {
     let host = Host::new();
@@ -114,7 +114,7 @@ fn rustix_pid(pid: i32) -> rustix::process::Pid {
     rustix::process::Pid::from_raw(pid).unwrap()
 }
 
-/// Mutation: with `kept` ignored, the restart ends the sandbox.
+/// Mutation: with processes that only wait to be collected counted as living, the stray is found.
 #[test]
 fn sandboxes_outlive_the_daemon_and_strays_do_not() {
     let mut host = Host::new();
