@@ -3,6 +3,7 @@
 //! [`layer`] opens a file, whatever it is wrapped in; [`zfile`] decompresses; [`map`] is what the merged index of a stack
 //! answers from; [`stack`] is the disk. Nothing is ever written to a lower layer.
 
+pub mod bytewise;
 pub mod committed;
 pub mod compare;
 pub mod device;
@@ -16,6 +17,7 @@ pub mod live_map;
 pub mod map;
 pub mod open;
 pub mod pair;
+pub mod published;
 pub mod seal;
 pub mod stack;
 pub mod state;

@@ -6,6 +6,7 @@
 //! CACHE/rw/<id>/{upper,work}      what was written into a composition
 //! CACHE/run/data-plane.sock       the data plane listens here
 //! CACHE/run/fuse/                 the FUSE mount, one file a layer
+//! CACHE/run/ublk/<number>         the layer of a block device
 //! CACHE/run/layers/<digest>/      one EROFS mount a layer
 //! CACHE/run/mounts/<id>.json      one record a composition
 //! CACHE/run/lease                 the name of the leases on origins
@@ -51,6 +52,11 @@ impl Paths {
 
     pub(crate) fn fuse(&self) -> PathBuf {
         self.run().join("fuse")
+    }
+
+    /// Folder that says which block device is for which layer.
+    pub(crate) fn ublk(&self) -> PathBuf {
+        self.run().join("ublk")
     }
 
     /// Folder of the EROFS mounts.

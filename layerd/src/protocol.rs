@@ -11,12 +11,14 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, Read, Write};
+use std::path::PathBuf;
 
 use imgstore::ids::Digest;
 use layerd_client::api::{Counters, ErrorKind};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::driver::Driver;
 use crate::histogram::Observed;
 
 /// Both sides must have the same; a data plane of another version is not adopted.
@@ -241,6 +243,9 @@ pub(crate) enum ToControl {
         /// [`FEATURES`] of its build.
         #[serde(default)]
         features: Vec<String>,
+        /// How it offers layers.
+        #[serde(default)]
+        driver: Driver,
     },
     /// Answer to a request with an id.
     Done {
@@ -252,6 +257,9 @@ pub(crate) enum ToControl {
         stats: Option<Box<PlaneStats>>,
         /// Answer to [`ToData::Trace`].
         touches: Option<Box<Touches>>,
+        /// Answer to [`ToData::AddImage`]: where the kernel finds the layer; none from a build that has FUSE only.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        source: Option<PathBuf>,
     },
     /// Frames are needed: segments `first .. first + count` of a layer.
     Need {

@@ -384,7 +384,8 @@ impl Device {
         Ok(())
     }
 
-    /// Takes the device away whoever uses it: every request fails with EIO from now on.
+    /// Takes the device away whoever uses it: every request fails with EIO from now on. Only for a process that ends: see
+    /// [`Recovery::Fail`] for what a file system that is still mounted may then read.
     ///
     /// # Errors
     /// What the kernel refused; the device fails requests all the same.

@@ -287,6 +287,17 @@ impl DiskFolder {
         })
     }
 
+    /// A snapshot where something was written since the last one.
+    ///
+    /// # Errors
+    /// As for [`DiskFolder::snapshot`].
+    pub fn snapshot_if_written(&self) -> Result<Option<Snapshot>, DiskError> {
+        if self.disk.view().top.extents() == 0 {
+            return Ok(None);
+        }
+        self.snapshot().map(Some)
+    }
+
     /// Seals the pairs that take no writes any more, and puts them under the merged index.
     fn seal_frozen(&self, guarded: &mut Guarded) -> Result<(), DiskError> {
         while let Some(pair) = self.disk.view().frozen.first().cloned() {

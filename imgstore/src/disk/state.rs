@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,9 @@ use crate::media::file::FileMedia;
 pub(super) const FORMAT: u32 = 1;
 pub(super) const STATE: &str = "disk.json";
 const LOCK: &str = "lock";
+/// How often, and how long apart, a lock is tried.
+const LOCK_TRIES: u32 = 20;
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
 /// Where published layers that lie below are mounted, in the folder.
 pub const LOWERS: &str = "lowers";
 
@@ -120,6 +124,23 @@ pub(super) fn random_uuid() -> Result<Uuid, DiskError> {
 /// What the file system said.
 pub fn is_disk(folder: &Path) -> std::io::Result<bool> {
     fs::exists(folder.join(STATE))
+}
+
+/// Whether somebody has the disk open.
+///
+/// # Errors
+/// What the file system said.
+pub fn is_held(folder: &Path) -> Result<bool, DiskError> {
+    let path = folder.join(LOCK);
+    let failed = DiskError::io("open", &file_name(&path));
+    match File::options().append(true).open(&path) {
+        Ok(file) => {
+            // Taken and given back: whoever opens the disk in this moment tries for longer.
+            Ok(rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err())
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(failed(error)),
+    }
 }
 
 /// Reads `disk.json` of a folder.
@@ -264,14 +285,18 @@ pub(super) fn take_lock(folder: &Path) -> Result<File, DiskError> {
         Ok(file) => file,
         Err(error) => return Err(failed(error)),
     };
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(DiskError::Invalid(format!(
-            "disk `{}` is open in another process; detach it there first",
-            folder.display()
-        ))),
-        Err(error) => Err(failed(error.into())),
+    // Somebody may only be looking whether it is held ([`is_held`]).
+    for _ in 0..LOCK_TRIES {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(LOCK_PAUSE),
+            Err(error) => return Err(failed(error.into())),
+        }
     }
+    Err(DiskError::Invalid(format!(
+        "disk `{}` is open in another process; detach it there first",
+        folder.display()
+    )))
 }
 
 /// Removes pairs and merged layers that the state does not name, and nothing else.

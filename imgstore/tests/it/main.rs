@@ -44,6 +44,7 @@ mod partial;
 mod power;
 mod random_tree;
 mod repair;
+mod rng;
 mod s3;
 mod source_directory;
 mod source_export;

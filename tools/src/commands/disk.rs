@@ -1,9 +1,13 @@
 //! `dsec disk`: one file a command.
 
+pub(crate) mod attach;
+pub(crate) mod commit;
 pub(crate) mod create;
 pub(crate) mod export;
 pub(crate) mod inspect;
+mod lowers;
 pub(crate) mod ls;
+pub(crate) mod snapshot;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -23,6 +27,40 @@ pub(crate) enum DiskCommand {
   dsec disk create ./vm2 --from base.lsmt --from top.lsmt
   dsec disk create vm3 --from workspace/vm:1 --socket /run/dsec/layerd.sock")]
     Create(create::CreateArgs),
+    /// Make a disk usable: as a block device, as a file, or at a socket. Prints what to open.
+    #[command(after_help = "Examples:
+  dsec disk attach vm1
+  dsec disk attach vm1 --file /srv/vm1.img && mkfs.ext4 -F /srv/vm1.img
+  dsec disk attach vm1 --nbd /run/vm1.sock && qemu-img info nbd:unix:/run/vm1.sock
+
+After a crash of the disk's server, `attach` alone attaches it again as it was: all that was flushed is there.")]
+    Attach(attach::AttachArgs),
+    /// Flush a disk and take it away.
+    #[command(after_help = "Example:\n  dsec disk detach vm1")]
+    Detach(attach::DetachArgs),
+    /// Seal what was written as one more layer, also while the disk is in use; prints the layer's file.
+    #[command(after_help = "Examples:
+  dsec disk snapshot vm1
+  dsec disk create vm2 --from $(dsec disk snapshot vm1)")]
+    Snapshot(snapshot::SnapshotArgs),
+    /// Write what a disk holds as one compact layer: a file, or published.
+    #[command(after_help = "Examples:
+  dsec disk commit vm1 --to vm1.lsmt
+  dsec disk commit vm1 --to vm1.zfile --zfile zstd
+  dsec disk commit vm1 --publish workspace/vm:1 --origin dir:/srv/layers")]
+    Commit(commit::CommitArgs),
+    /// Put equal layers in place of the lowest ones of a disk, also while it is in use.
+    #[command(after_help = "Example:
+  dsec disk merge a.lsmt b.lsmt --to ab.lsmt && dsec disk restack vm1 --lower ab.lsmt")]
+    Restack(snapshot::RestackArgs),
+    /// Flatten layers into one: those of a disk, also while it is in use, or files.
+    #[command(after_help = "Examples:
+  dsec disk merge vm1
+  dsec disk merge a.lsmt b.lsmt --to ab.lsmt")]
+    Merge(snapshot::MergeArgs),
+    /// What `attach` starts.
+    #[command(hide = true)]
+    Serve(attach::ServeArgs),
     /// List the disks of a folder.
     #[command(after_help = "Example:\n  dsec disk ls --json")]
     Ls(ls::LsArgs),
@@ -44,6 +82,13 @@ pub(crate) enum DiskCommand {
 pub(crate) fn run(command: &DiskCommand) -> Result<ExitCode, Failure> {
     match command {
         DiskCommand::Create(args) => create::run(args),
+        DiskCommand::Attach(args) => attach::attach(args),
+        DiskCommand::Detach(args) => attach::detach(args),
+        DiskCommand::Snapshot(args) => snapshot::snapshot(args),
+        DiskCommand::Commit(args) => commit::run(args),
+        DiskCommand::Restack(args) => snapshot::restack(args),
+        DiskCommand::Merge(args) => snapshot::merge(args),
+        DiskCommand::Serve(args) => attach::serve(args),
         DiskCommand::Ls(args) => ls::run(args),
         DiskCommand::Export(args) => export::run(args),
         DiskCommand::Inspect(args) => inspect::run(args),

@@ -1,6 +1,7 @@
 //! Images: read-only, answered in their own time.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use ublk_driver::{Content, Device, Driver, Options, UblkError};
@@ -18,7 +19,7 @@ fn device(image: &Arc<MemImage>) -> Device {
 fn erofs(folder: &str) -> Vec<u8> {
     sh(&format!(
         "mkdir -p {folder}/tree/sub {folder}/mnt; cp -r /etc/ssl /usr/include/linux {folder}/tree/sub/; echo hello > {folder}/tree/small
-         head -c 3000000 /dev/urandom > {folder}/tree/large; mkfs.erofs -q {folder}/image {folder}/tree 2>&1"
+         head -c 3000000 /dev/urandom > {folder}/tree/large; mkfs.erofs {folder}/image {folder}/tree >/dev/null 2>&1"
     ));
     let mut bytes = fs::read(format!("{folder}/image")).unwrap();
     bytes.resize(bytes.len().next_multiple_of(4096), 0);
@@ -80,9 +81,25 @@ pub(crate) fn a_device_in_use_is_not_removed_and_by_force_it_is() {
     sh(&format!(
         "diff -r --no-dereference {folder}/tree {folder}/mnt; echo 3 > /proc/sys/vm/drop_caches"
     ));
+    // Bytes behind an inode, where some images (ours do not) keep the end of a file.
+    let inline = fs::File::open(format!("{folder}/mnt/small")).unwrap();
+    let large = fs::File::open(format!("{folder}/mnt/large")).unwrap();
+    sh("echo 3 > /proc/sys/vm/drop_caches");
     device.remove_by_force().unwrap();
-    let error = fs::read(format!("{folder}/mnt/large")).unwrap_err();
+    sh("echo 3 > /proc/sys/vm/drop_caches");
+    let mut bytes = [1; 6];
+    let error = large.read_exact_at(&mut bytes, 0).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(nix::libc::EIO));
+    let error = fs::read_dir(format!("{folder}/mnt/sub/ssl"))
+        .map(|_| ())
+        .unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(nix::libc::EUCLEAN));
+    // fixme: this is the kernel's doing (6.12), and why nothing of ours takes a mounted device away unless its process ends. The
+    // size of a disk that is taken away becomes 0, and EROFS' metadata, read through the block device's page cache, is zeros behind
+    // its end. See docs/decisions/0013.
+    let read = inline.read_exact_at(&mut bytes, 0).map(|()| bytes);
+    assert_eq!(read.unwrap(), [0; 6]);
+    drop((inline, large));
     sh(&format!("umount {folder}/mnt"));
     assert_eq!(nodes(), [""; 0]);
 }

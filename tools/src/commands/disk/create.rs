@@ -6,12 +6,15 @@ use std::process::{Command, ExitCode};
 
 use clap::Args;
 use imgstore::disk::folder::{DiskFolder, Lower};
-use imgstore::disk::state::read_state;
+use imgstore::disk::state::{self, read_state};
+use imgstore::ids::LayerRef;
 use imgstore::media::file::FileMedia;
+use layerd_client::client::Client;
 
-use super::Disks;
+use super::{Disks, lowers};
 use crate::commands::Failure;
 use crate::commands::export_set::parse_size;
+use crate::mounts::SocketArg;
 use crate::output;
 
 /// `dsec disk create`.
@@ -32,6 +35,8 @@ pub(crate) struct CreateArgs {
     in_place: bool,
     #[command(flatten)]
     disks: Disks,
+    #[command(flatten)]
+    socket: SocketArg,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -137,6 +142,11 @@ pub(crate) fn run(args: &CreateArgs) -> Result<ExitCode, Failure> {
 }
 
 fn from_one(args: &CreateArgs, folder: &Path, file: &Path) -> Result<(), Failure> {
+    if !file.try_exists()?
+        && let Some(reference) = file.to_str().and_then(|text| text.parse().ok())
+    {
+        return from_published(args, folder, &reference);
+    }
     match kind_of(file)? {
         Kind::Layer => from_layers(args, folder, &[file.to_owned()]),
         Kind::Raw if args.in_place => {
@@ -159,6 +169,28 @@ fn from_one(args: &CreateArgs, folder: &Path, file: &Path) -> Result<(), Failure
             )?)
         }
     }
+}
+
+/// A disk over a published layer and what that lies on; layerd mounts all of it.
+fn from_published(args: &CreateArgs, folder: &Path, reference: &LayerRef) -> Result<(), Failure> {
+    if state::is_disk(folder)? {
+        return Err(format!("`{}` is a disk already", folder.display()).into());
+    }
+    let client = Client::new(&args.socket.socket);
+    let layers = lowers::of_published(folder, &client, reference)?;
+    let mounted = layers
+        .iter()
+        .try_for_each(|layer| lowers::mount(folder, &client, *layer));
+    let of = |(layer, form): &(_, _)| Lower::Published {
+        layer: *layer,
+        form: *form,
+    };
+    let made = mounted.and_then(|()| {
+        let lowers = layers.iter().map(of).collect();
+        Ok(DiskFolder::create(folder, lowers, args.size)?)
+    });
+    lowers::unmount(folder, &client, &layers);
+    made
 }
 
 fn from_layers(args: &CreateArgs, folder: &Path, files: &[PathBuf]) -> Result<(), Failure> {

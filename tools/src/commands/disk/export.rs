@@ -12,8 +12,9 @@ use imgstore::disk::open::open_file;
 use imgstore::disk::stack::Stack;
 use imgstore::disk::state::{self, Held};
 
-use super::Disks;
+use super::{Disks, lowers};
 use crate::commands::Failure;
+use crate::mounts::SocketArg;
 use crate::{output, progress};
 
 /// `dsec disk export`.
@@ -33,13 +34,15 @@ pub(crate) struct ExportArgs {
     unrelated: bool,
     #[command(flatten)]
     disks: Disks,
+    #[command(flatten)]
+    socket: SocketArg,
     /// Print JSON.
     #[arg(long)]
     json: bool,
 }
 
 /// The disk that is meant, if it is one: a folder with a disk in it, or a name where no such file is.
-pub(super) fn as_disk(disks: &Disks, files: &[OsString]) -> Result<Option<Held>, Failure> {
+fn as_disk(disks: &Disks, files: &[OsString]) -> Result<Option<PathBuf>, Failure> {
     let [only] = files else { return Ok(None) };
     if Path::new(only).is_file() {
         return Ok(None);
@@ -57,7 +60,7 @@ pub(super) fn as_disk(disks: &Disks, files: &[OsString]) -> Result<Option<Held>,
         )
         .into());
     }
-    Ok(Some(state::hold(&folder)?))
+    Ok(Some(folder))
 }
 
 fn refuse_to_replace(files: &[OsString], to: &Path) -> Result<(), Failure> {
@@ -80,9 +83,17 @@ fn refuse_to_replace(files: &[OsString], to: &Path) -> Result<(), Failure> {
 /// Flattens.
 pub(crate) fn run(args: &ExportArgs) -> Result<ExitCode, Failure> {
     refuse_to_replace(&args.files, &args.to)?;
-    let held = as_disk(&args.disks, &args.files)?;
+    match as_disk(&args.disks, &args.files)? {
+        None => export(args, None),
+        Some(folder) => lowers::with_mounted(&folder, &args.socket.socket, || {
+            export(args, Some(&state::hold(&folder)?))
+        }),
+    }
+}
+
+fn export(args: &ExportArgs, held: Option<&Held>) -> Result<ExitCode, Failure> {
     let opened;
-    let layers: &[Layer] = if let Some(held) = &held {
+    let layers: &[Layer] = if let Some(held) = held {
         &held.layers
     } else {
         let last = args.files.len() - 1;

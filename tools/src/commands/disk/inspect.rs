@@ -9,8 +9,9 @@ use imgstore::disk::folder::Lower;
 use imgstore::disk::inspect::{Extent, Inspection, inspect};
 use imgstore::disk::state::{self, DiskState};
 
-use super::Disks;
+use super::{Disks, lowers};
 use crate::commands::Failure;
+use crate::mounts::SocketArg;
 use crate::output;
 
 /// Extents shown to people unless they ask for all.
@@ -33,6 +34,8 @@ pub(crate) struct InspectArgs {
     extents: bool,
     #[command(flatten)]
     disks: Disks,
+    #[command(flatten)]
+    socket: SocketArg,
     /// Print JSON, with all extents.
     #[arg(long)]
     json: bool,
@@ -52,10 +55,12 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode, Failure> {
     }
     let folder = args.disks.folder(&args.file)?;
     let state = state::read_state(&folder)?;
-    let layers = files(&folder, &state)
-        .iter()
-        .map(|(file, index)| inspect(file, index.as_deref(), args.deep))
-        .collect::<Result<Vec<_>, _>>()?;
+    let layers = lowers::with_mounted(&folder, &args.socket.socket, || {
+        let files = files(&folder, &state);
+        let files = files.iter();
+        let inspected = files.map(|(file, index)| inspect(file, index.as_deref(), args.deep));
+        Ok(inspected.collect::<Result<Vec<_>, _>>()?)
+    })?;
     if args.json {
         output::json(&serde_json::json!({"disk": state, "folder": folder, "layers": layers}));
     } else {

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
+use disk_server::client;
 use imgstore::disk::state;
 
 use super::Disks;
@@ -23,12 +24,19 @@ pub(crate) struct LsArgs {
 /// One disk as JSON, or what is wrong with it.
 fn row(name: &str, folder: &Path) -> serde_json::Value {
     match state::read_state(folder) {
-        Ok(state) => serde_json::json!({
-            "name": name,
-            "folder": folder,
-            "virtual_size": state.virtual_size,
-            "layers": state.layers.len(),
-        }),
+        Ok(state) => {
+            let served = match client::status(folder) {
+                Ok(status) => serde_json::json!(status),
+                Err(error) => serde_json::json!({"error": error.to_string()}),
+            };
+            serde_json::json!({
+                "name": name,
+                "folder": folder,
+                "virtual_size": state.virtual_size,
+                "layers": state.layers.len(),
+                "attached": served,
+            })
+        }
         Err(error) => serde_json::json!({
             "name": name, "folder": folder, "error": error.to_string(),
         }),
