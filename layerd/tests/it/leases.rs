@@ -309,7 +309,7 @@ impl Origin for Held {
 }
 
 /// A mount of a layer that is being removed waits for the end of that. Then it fails, or its reads do: nothing of it is there, and
-/// nothing else is read in its place. Turned red by: a claim that does not look at records (the mount does not wait).
+/// nothing else is read in its place. Turned red by: a claim that does not look at records.
 #[test]
 fn a_mount_of_a_layer_that_is_being_collected_waits_and_reads_nothing_wrong() {
     let world = World::new();

@@ -287,23 +287,10 @@ fn killed_builds_and_collections_leave_nothing_half_done() {
     );
 }
 
-/// Manifests of nobody's, which go before any pack: between a collector's last look and the removal of packs lies the time that
-/// they take.
-fn litter(world: &World) {
-    for n in 0..LITTER {
-        let hex = format!("{:02x}{n:062x}", n % 256);
-        let folder = world.path("origin/manifests").join(&hex[..2]);
-        fs::create_dir_all(&folder).unwrap();
-        fs::write(folder.join(format!("{hex}.json")), b"{}").unwrap();
-    }
-}
-
-/// Enough for some tens of milliseconds.
-const LITTER: u32 = 1500;
-
 /// Real processes publish the same and different layers again and again while others collect without a grace period.
 ///
-/// Real processes and real waiting; the protocol itself is held by imgstore's test of every interleaving.
+/// Real processes and real waiting; the protocol itself is held by imgstore's test of every interleaving. Claims that do not look at
+/// records pass here (tried): `gc_races` and layerd's mount of a layer that is being collected catch them.
 #[test]
 fn many_publish_while_one_collects() {
     let world = World::new();
@@ -344,7 +331,6 @@ fn many_publish_while_one_collects() {
             })
             .collect();
         while builders.iter().any(|b| !b.is_finished()) {
-            litter(&world);
             gc(&world, &["--grace", "0"]);
         }
     });
