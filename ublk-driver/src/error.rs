@@ -46,6 +46,9 @@ pub enum UblkError {
     /// There is no such device.
     #[error("there is no ublk device {0}")]
     NoDevice(u32),
+    /// Another program made the device, or another owner.
+    #[error("ublk device {0} belongs to somebody else; it is left alone")]
+    NotOurs(u32),
     /// What is to be served again is not what the device was made for.
     #[error(
         "device {id} was made with {what} {expected}, not {found}; serve what it was made for, or delete it"

@@ -9,11 +9,18 @@
 //! in `wire`; requests that need `unsafe` are in `sys`. Needs Linux 6.5 (`UBLK_F_USER_COPY`) and root.
 
 mod content;
+mod control;
 mod device;
 mod error;
+mod event_loop;
 mod found;
+mod handle;
 mod options;
 mod probe;
+mod request;
+mod sys;
+mod wire;
+mod workers;
 
 pub use content::Content;
 pub use device::{Device, Driver};

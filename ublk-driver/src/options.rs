@@ -5,7 +5,8 @@
 pub enum Recovery {
     /// Requests wait, without a limit, for [`crate::Driver::recover`]; those that were being served are served again.
     Wait,
-    /// Requests fail with EIO at once, and the device is dead for good.
+    /// Requests fail with EIO at once, and the device is dead for good. Not for file systems: the kernel (6.12) sets a dead
+    /// disk's size to 0, and what is behind the end of a block device's page cache reads as zeros, EROFS' metadata for one.
     Fail,
 }
 

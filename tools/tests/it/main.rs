@@ -24,6 +24,7 @@ mod logins;
 mod same_name;
 mod seaweed;
 mod served;
+mod testvm;
 mod tidy;
 mod traces;
 mod two_origins;
