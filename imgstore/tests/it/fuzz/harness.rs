@@ -7,6 +7,10 @@
 )]
 
 mod mutate;
+#[allow(
+    dead_code,
+    reason = "each of the test binaries with this file uses a part of it"
+)]
 pub(crate) mod sys;
 
 use std::collections::HashSet;
