@@ -7,7 +7,7 @@ mod derive;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -67,6 +67,8 @@ pub(crate) struct Sandbox {
     held: Mutex<Option<Arc<Held>>>,
     /// Milliseconds since 1970 of the last request.
     touched_ms: AtomicU64,
+    /// Requests that are being answered: a long one is use as well.
+    in_use: AtomicUsize,
     /// Orders what changes its state.
     changing: tokio::sync::Mutex<()>,
 }
@@ -77,6 +79,7 @@ impl Sandbox {
             record: Mutex::new(record),
             held: Mutex::new(held),
             touched_ms: AtomicU64::new(now_ms()),
+            in_use: AtomicUsize::new(0),
             changing: tokio::sync::Mutex::default(),
         }
     }
@@ -91,6 +94,24 @@ impl Sandbox {
 
     pub(crate) fn info(&self) -> SandboxInfo {
         self.lock().info.clone()
+    }
+}
+
+/// A request that uses a sandbox, until it is answered.
+#[derive(Debug)]
+pub(crate) struct InUse(Arc<Sandbox>);
+
+impl InUse {
+    pub(crate) fn of(sandbox: &Arc<Sandbox>) -> Self {
+        sandbox.in_use.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(sandbox))
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.0.touched_ms.store(now_ms(), Ordering::Release);
+        self.0.in_use.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -130,6 +151,11 @@ impl Service {
         settings: crate::container::backend::Settings,
     ) -> Result<Arc<Self>, ApiError> {
         let store = Store::open(&state).map_err(disk)?;
+        // Copies that an earlier run was packing: whoever asked has no answer and asks again.
+        match std::fs::remove_dir_all(state.join("packing")) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(disk(e)),
+            _ => {}
+        }
         let records = store.all().map_err(disk)?;
         let living = |r: &Record| r.info.state != State::Gone && r.place.is_some();
         let places: Vec<Place> = records
@@ -220,7 +246,9 @@ impl Service {
             let idle = now.saturating_sub(sandbox.touched_ms.load(Ordering::Acquire));
             let reason = if record.info.ends_ms.is_some_and(|end| end <= now) {
                 "its time was over"
-            } else if record.idle_ms.is_some_and(|most| idle >= most) {
+            } else if record.idle_ms.is_some_and(|most| idle >= most)
+                && sandbox.in_use.load(Ordering::Acquire) == 0
+            {
                 "nobody used it"
             } else if self.containers.find(place).is_err() {
                 "its first process ended"

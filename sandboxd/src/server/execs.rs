@@ -22,7 +22,7 @@ use crate::container::protocol::{
 };
 use crate::error::{ApiError, ErrorKind};
 use crate::ids;
-use crate::sandboxes::{Sandbox, Service};
+use crate::sandboxes::{InUse, Sandbox, Service};
 
 /// What a stream of frames is called.
 const FRAMES: &str = "application/vnd.dsec.frames";
@@ -176,6 +176,7 @@ async fn follow(
         return Ok(frames(&app.service, sandbox, link, &reply));
     }
     if !background {
+        let _used = InUse::of(&sandbox);
         finish(&app.service, &sandbox, link, &mut reply).await;
     }
     Ok(Json(reply).into_response())
@@ -250,7 +251,9 @@ fn frames(
     });
     let head = framed(kind::ANSWER, &[head.to_string().as_bytes()]);
     let service = Arc::clone(service);
+    let used = InUse::of(&sandbox);
     let rest = futures_util::stream::unfold(Some(link), move |link| {
+        let _in_use = &used;
         let (service, sandbox) = (Arc::clone(&service), Arc::clone(&sandbox));
         async move {
             let mut link = link?;

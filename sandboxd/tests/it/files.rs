@@ -181,7 +181,6 @@ fn entries_are_listed_made_renamed_and_removed() {
     assert!(get(&host, &place, read("/w")).is_err());
 }
 
-/// Mutation: a daemon that opened `upper/w/out/passwd` itself would have changed this machine's file.
 #[test]
 fn links_lead_nowhere_but_inside() {
     let host = Host::new();

@@ -31,8 +31,7 @@ fn probe(attempts: &str) -> String {
     code
 }
 
-/// Mutations: without the filter, `mount`, `keyctl`, `bpf` and others get another errno or work; with a dumpable agent,
-/// `agent_memory` works.
+/// Mutations: without the filter, some of these work or get another errno; with a dumpable agent, `trace_agent` works.
 #[test]
 fn escapes_fail() {
     let host = Host::new();
@@ -265,7 +264,6 @@ fn an_image_cannot_redirect_what_is_mounted_into_it() {
     assert!(message.contains("use folder `/proc`"), "{message}");
 }
 
-/// Mutation: an agent that starts `/bin/bash` to serve would print what the replaced one prints.
 #[test]
 fn nothing_inside_has_a_part_in_control() {
     let host = Host::new();

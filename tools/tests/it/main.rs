@@ -24,6 +24,7 @@ mod import;
 mod killed;
 mod logins;
 mod same_name;
+mod sandboxes;
 mod seaweed;
 mod served;
 mod testvm;

@@ -148,6 +148,8 @@ impl Agent {
                 let limit = errno == nix::libc::EAGAIN || errno == nix::libc::ENOMEM;
                 let failure = if limit {
                     Failure::Exhausted
+                } else if error.kind() == io::ErrorKind::InvalidInput {
+                    Failure::Invalid
                 } else {
                     Failure::Internal
                 };
