@@ -11,6 +11,7 @@ pub mod wire;
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use imgstore::disk::bytewise::Bytewise;
 
@@ -21,6 +22,13 @@ pub struct Export {
     pub name: String,
     /// The disk.
     pub disk: Arc<Bytewise>,
+}
+
+/// Whether the next of these messages is written to the log: the first hundred, then each that doubles their number. A client can
+/// make as many as it likes, and the log must not grow with them.
+fn is_loud(so_far: &AtomicU64) -> bool {
+    let count = so_far.fetch_add(1, Ordering::Relaxed);
+    count < 100 || count.is_power_of_two()
 }
 
 /// Why a connection ended early.

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,6 +24,10 @@ use crate::way::{Exposed, Way};
 const ATTACHED: &str = "attached.json";
 /// Most requests at a time on the control socket.
 const REQUESTS_MAX: usize = 8;
+/// Extents of the writable layer beyond which it is sealed by itself: about 50 MB of memory.
+const EXTENTS_MAX: usize = 500_000;
+/// How often that is looked at.
+const TIDY_PAUSE: Duration = Duration::from_secs(1);
 /// Longest wait for a request once somebody has connected.
 const REQUEST_MAX: Duration = Duration::from_secs(5);
 
@@ -191,6 +195,28 @@ impl Server {
         }
     }
 
+    /// Waits until told to end; seals the writable layer where its map grows large. The server holds a sender, so this ends
+    /// only when told.
+    fn wait(&self, ended: &Receiver<()>) {
+        let mut tidy = true;
+        while ended.recv_timeout(TIDY_PAUSE) == Err(RecvTimeoutError::Timeout) {
+            if !tidy {
+                continue;
+            }
+            match self.disk.snapshot_beyond(EXTENTS_MAX) {
+                Ok(None) => {}
+                Ok(Some(done)) => {
+                    tracing::info!(layer = %done.layer.display(), "sealed a large layer")
+                }
+                Err(error) => {
+                    // It goes on without; to try every second would help nobody.
+                    tracing::error!(%error, "the writable layer grows and cannot be sealed");
+                    tidy = false;
+                }
+            }
+        }
+    }
+
     /// Accepts until told to stop; requests that are being answered are waited for.
     fn listen(&self, listener: &Listener, stop: &Stop) {
         std::thread::scope(|scope| {
@@ -276,8 +302,7 @@ pub fn serve(folder: &Path, way: &Way, ready: impl FnOnce(&Status)) -> Result<()
             .map_err(failed("serve"));
         if begun.is_ok() {
             ready(&server.status());
-            // The server holds a sender, so this ends only when told.
-            ended.recv().unwrap_or_default();
+            server.wait(&ended);
         }
         stop.stop();
         begun.and(server.withdraw(true))

@@ -6,6 +6,7 @@
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -151,8 +152,15 @@ struct DiskWire {
     mounted: SystemTime,
 }
 
+/// Requests that failed.
+static FAILED: AtomicU64 = AtomicU64::new(0);
+
 fn errno(what: &str, error: &io::Error) -> Errno {
-    tracing::error!(what, %error, "a request failed");
+    let count = FAILED.fetch_add(1, Ordering::Relaxed);
+    // A user can make as many as it likes, and the log must not grow with them.
+    if count < 100 || count.is_power_of_two() {
+        tracing::error!(what, %error, "a request failed");
+    }
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Errno::ENOSPC,
         io::ErrorKind::ReadOnlyFilesystem => Errno::EROFS,

@@ -12,6 +12,7 @@ pub mod meta_file;
 pub(crate) mod places;
 pub mod reader;
 pub mod repair;
+mod repair_named;
 mod repair_packs;
 pub(crate) mod runs;
 pub mod tags;

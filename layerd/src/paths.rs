@@ -59,6 +59,13 @@ impl Paths {
         self.run().join("ublk")
     }
 
+    /// The layer (its digest in hex) that `/dev/ublkbN` was made for by a data plane of this cache.
+    pub(crate) fn layer_of_device(&self, device: &Path) -> Option<String> {
+        let number = device.to_str()?.strip_prefix("/dev/ublkb")?;
+        let number: u32 = number.parse().ok()?;
+        std::fs::read_to_string(self.ublk().join(number.to_string())).ok()
+    }
+
     /// Folder of the EROFS mounts.
     pub(crate) fn layer_mounts(&self) -> PathBuf {
         self.run().join("layers")

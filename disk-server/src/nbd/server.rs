@@ -4,18 +4,22 @@ use std::collections::HashMap;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::handshake::{Agreed, handshake};
 use super::transmission::{STALL_SECONDS, serve};
-use super::{Export, NbdError};
+use super::{Export, NbdError, is_loud};
 use crate::error::ServeError;
 use crate::listener::{Listener, Stop};
 
 /// Most clients at a time; one more is turned away. `nbdcopy` takes four connections, QEMU one.
 const CLIENTS_MAX: usize = 16;
+
+/// Connections that ended early.
+static ENDED: AtomicU64 = AtomicU64::new(0);
 
 #[derive(Debug, Default)]
 struct Clients {
@@ -66,7 +70,9 @@ fn accept(listener: &Listener, export: &Export, stop: &Stop, clients: &Mutex<Cli
             };
             let mut open = lock(clients);
             if open.open.len() >= CLIENTS_MAX {
-                tracing::warn!("an NBD client was turned away: {CLIENTS_MAX} are there");
+                if is_loud(&ENDED) {
+                    tracing::warn!("an NBD client was turned away: {CLIENTS_MAX} are there");
+                }
                 continue;
             }
             let kept = match stream.try_clone() {
@@ -81,7 +87,9 @@ fn accept(listener: &Listener, export: &Export, stop: &Stop, clients: &Mutex<Cli
             open.open.insert(id, kept);
             drop(open);
             let serve = move || {
-                if let Err(error) = talk(stream, export, stop) {
+                if let Err(error) = talk(stream, export, stop)
+                    && is_loud(&ENDED)
+                {
                     tracing::warn!(client = id, %error, "an NBD client's connection ends");
                 }
                 // Also the copy that is kept must go, or the client sees no end.

@@ -3,7 +3,7 @@
 //! Bounded: bytes of a request, bytes in flight, requests in flight, time in the middle of a message.
 
 use std::io::{self, Read, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -13,7 +13,7 @@ use super::wire::{
     CMD_DISC, CMD_FLUSH, CMD_READ, CMD_TRIM, CMD_WRITE, CMD_WRITE_ZEROES, EINVAL, EIO, ENOSPC,
     EPERM, FLAG_FUA, FLAG_NO_HOLE, REQUEST_BYTES, Request, reply,
 };
-use super::{Export, NbdError};
+use super::{Export, NbdError, is_loud};
 
 /// Most bytes of one read or write: what clients may send that did not ask.
 pub const PAYLOAD_MAX: u32 = 32 << 20;
@@ -27,6 +27,9 @@ const WAITING_MAX: usize = 16;
 const WORKERS: usize = 4;
 /// Longest wait in the middle of a message. The socket's own limit is set to it by the server.
 pub const STALL_SECONDS: u64 = 30;
+
+/// Requests that failed.
+static FAILED: AtomicU64 = AtomicU64::new(0);
 
 /// Bytes in flight, with a limit.
 #[derive(Debug, Default)]
@@ -128,7 +131,9 @@ fn carry_out(job: Job, disk: &Bytewise) -> Result<Vec<u8>, u32> {
     check(&request, disk)?;
     let len = u64::from(request.len);
     let told = |error: io::Error| {
-        tracing::error!(?request, %error, "a request failed");
+        if is_loud(&FAILED) {
+            tracing::error!(?request, %error, "a request failed");
+        }
         code(&error)
     };
     let mut answer = Vec::new();
@@ -172,7 +177,9 @@ impl<W: Write> Replies<'_, W> {
             .and_then(|()| out.flush());
         if let Err(error) = sent {
             // A part of a reply may be out: nothing that follows would be understood.
-            tracing::warn!(%error, "cannot answer an NBD client");
+            if is_loud(&FAILED) {
+                tracing::warn!(%error, "cannot answer an NBD client");
+            }
             self.broken.store(true, Ordering::SeqCst);
             (self.shut)();
         }

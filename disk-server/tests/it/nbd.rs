@@ -265,3 +265,27 @@ fn a_connection_ends_at_a_request_that_is_none() {
         "nothing of it was written"
     );
 }
+
+/// Two connections change neighbouring bytes of one sector, over and over: neither loses what the other wrote.
+///
+/// Red without the lock around reading, changing and writing a sector.
+#[test]
+fn parts_of_a_sector_are_changed_one_at_a_time() {
+    let disk = MemDisk::new(512, false);
+    let export = disk.export();
+    std::thread::scope(|scope| {
+        for thread in 0..2_u64 {
+            let export = &export;
+            scope.spawn(move || {
+                for round in 0..3000_u64 {
+                    let at = (round % 256) * 2 + thread;
+                    let byte = [u8::try_from(round % 250 + 1).unwrap()];
+                    export.disk.write(&byte, at).unwrap();
+                    let mut found = [0];
+                    export.disk.read(&mut found, at).unwrap();
+                    assert_eq!(found, byte, "byte {at} in round {round}");
+                }
+            });
+        }
+    });
+}

@@ -292,7 +292,16 @@ impl DiskFolder {
     /// # Errors
     /// As for [`DiskFolder::snapshot`].
     pub fn snapshot_if_written(&self) -> Result<Option<Snapshot>, DiskError> {
-        if self.disk.view().top.extents() == 0 {
+        self.snapshot_beyond(0)
+    }
+
+    /// A snapshot where what was written since the last one has more than so many extents: the map of a writable layer costs
+    /// several times the memory of a sealed one's.
+    ///
+    /// # Errors
+    /// As for [`DiskFolder::snapshot`].
+    pub fn snapshot_beyond(&self, extents: usize) -> Result<Option<Snapshot>, DiskError> {
+        if self.disk.view().top.extents() <= extents {
             return Ok(None);
         }
         self.snapshot().map(Some)

@@ -49,7 +49,7 @@ const TRACED_RANGE_BYTES_FIRST: u64 = 512 << 10;
 const TRACED_RANGE_MS: u64 = 20;
 /// What a reader takes out of a trace's waiting range: its segment, and what was read right after it when the trace was made. More
 /// when as much of the trace has proved right and the link carries it in half the time of a range.
-const PROMOTED_BYTES_MIN: u64 = 256 << 10;
+const PROMOTED_BYTES_MIN: u64 = 64 << 10;
 /// A fetch thread needs little stack: a request, no recursion.
 const STACK_BYTES: usize = 512 << 10;
 
@@ -496,7 +496,8 @@ impl State {
         let bytes_max = proved.min(self.traced_range_bytes / 2);
         let bytes_max = bytes_max.max(PROMOTED_BYTES_MIN);
         let (before, taken, behind) = plan.take(index.unwrap_or(usize::MAX), bytes_max);
-        let bytes = taken.as_ref().map_or(0, |plan| plan.range.len);
+        let asked = taken.as_ref().and_then(|plan| plan.parts.first());
+        let bytes = asked.map_or(0, |part| part.len);
         self.ahead.begin(&layer.digest, bytes);
         self.ahead.read(&layer.digest, bytes);
         let job = |plan, priority| Job {
@@ -554,8 +555,11 @@ impl State {
             return None;
         }
         let max = self.range_bytes_max(bytes_max);
-        let may = |job: &Job| self.ahead.may_begin(&job.layer.digest, max);
+        let left = |job: &Job| self.ahead.left(&job.layer.digest, max / 2);
+        // Not in dribs and drabs: a reader who is faster takes what it needs.
+        let may = |job: &Job| left(job) >= job.plan.range.len.min(max / 2);
         let at = self.traced.iter().position(may)?;
+        let max = self.traced.get(at).map_or(0, left).min(max);
         // The layers that must wait keep their order behind it.
         if let Some(job) = self.traced.remove(at) {
             self.traced.push_front(job);

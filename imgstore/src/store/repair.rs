@@ -18,8 +18,9 @@ use super::bundle::{self, State};
 use super::layer::{self, Layer, LayerError};
 use super::lease::hold::{PATIENCE, publishing};
 use super::places::{self, Places};
+use super::repair_named::{LostTag, Named, is_damage, resolve};
 use super::repair_packs::{Mender, Spool};
-use super::runs::{self, Place, Sought, or_damaged, sought};
+use super::runs::{self, Place, Sought, sought};
 use super::tags;
 use super::transfer::{self, Staging};
 use super::verify::{Damage, PackState};
@@ -28,8 +29,7 @@ use crate::build::publish::{self, Publisher};
 use crate::format::manifest::{Manifest, Segment};
 use crate::format::names;
 use crate::format::placement::{Pack, Placement};
-use crate::format::tag::TAG_BYTES_MAX;
-use crate::ids::{Digest, LayerRef, TagName, to_u64};
+use crate::ids::{Digest, LayerRef, to_u64};
 use crate::origin::counting::{CountingOrigin, Traffic};
 use crate::origin::{ByteRange, Origin, OriginError};
 
@@ -163,62 +163,6 @@ fn run(
         repair.bundle(&digest, bundled)?;
         Ok(repair.report)
     })
-}
-
-/// A tag object that must be written, because the origin's is missing or damaged.
-type LostTag = Option<(TagName, Vec<u8>)>;
-
-/// What a reference names.
-struct Named {
-    digest: Digest,
-    /// Whether the tag says that the layer has a bundle.
-    bundled: bool,
-    lost: LostTag,
-}
-
-fn is_damage(error: &LayerError) -> bool {
-    matches!(
-        error,
-        LayerError::NoLayer { .. }
-            | LayerError::Damaged { .. }
-            | LayerError::Origin(OriginError::NotFound { .. } | OriginError::WrongAnswer { .. })
-    )
-}
-
-fn resolve(
-    origin: &dyn Origin,
-    from: Option<&dyn Origin>,
-    reference: &LayerRef,
-) -> Result<Named, RepairError> {
-    let named = |digest: Digest, bundled: bool, lost: LostTag| Named {
-        digest,
-        bundled,
-        lost,
-    };
-    let name = match reference {
-        LayerRef::Layer(digest) => return Ok(named(*digest, false, None)),
-        LayerRef::Tag(name) => name,
-    };
-    let theirs = |from: &dyn Origin| -> Result<Named, RepairError> {
-        let tag = layer::read_tag(from, name)?;
-        let bytes = from.fetch_all(&names::tag(name), TAG_BYTES_MAX)?;
-        Ok(named(tag.layer, tag.bundled, Some((name.clone(), bytes))))
-    };
-    match (layer::read_tag(origin, name), from) {
-        // A digest that nobody knows is damage of the tag.
-        (Ok(tag), Some(from))
-            if !has_manifest(origin, &tag.layer)? && !has_manifest(from, &tag.layer)? =>
-        {
-            theirs(from)
-        }
-        (Ok(tag), _) => Ok(named(tag.layer, tag.bundled, None)),
-        (Err(e), Some(from)) if is_damage(&e) => theirs(from),
-        (Err(e), _) => Err(e.into()),
-    }
-}
-
-fn has_manifest(origin: &dyn Origin, layer: &Digest) -> Result<bool, OriginError> {
-    Ok(or_damaged(origin.size(&names::manifest(layer)))?.is_ok())
 }
 
 struct Repair<'a> {

@@ -35,7 +35,6 @@ fn without_bundle(origin: &MemOrigin, digest: &Digest) {
     origin.tamper(|objects| drop(objects.remove(&names::bundle(digest)).unwrap()));
 }
 
-/// Turned red by: a publisher that writes no bundle; one whose tag does not speak of it.
 #[test]
 fn a_layer_is_described_in_two_requests_and_without_a_bundle_in_four() {
     let Pair { origin, second, .. } = pair();
@@ -71,7 +70,6 @@ fn a_layer_is_described_in_two_requests_and_without_a_bundle_in_four() {
 }
 
 /// Damaged in every way, or the one of another layer: the parts are read one by one, `verify` tells, `repair` writes it anew.
-/// Turned red by: `describe` that gives the error on; `verify` or `repair` that does not look.
 #[test]
 fn a_bad_bundle_costs_requests_and_is_told_and_mended() {
     let Pair {
@@ -107,8 +105,8 @@ fn a_bad_bundle_costs_requests_and_is_told_and_mended() {
     }
 }
 
-/// A placement that changes takes its bundle along. Turned red by: `Repair::place_other` without the bundle; `copy` that takes the
-/// source's bundle over; `bundle::state` that does not compare placements.
+/// A placement that changes takes its bundle along. Turned red by: `bundle::state` that does not compare placements (and a repair that writes
+/// the placement first, in `repair::a_repair_that_dies_…`).
 #[test]
 fn bundles_follow_their_placements() {
     let Pair {

@@ -19,7 +19,10 @@ mod targets_image;
 mod targets_net;
 
 pub(crate) use harness::sys;
-use harness::{LEN_MAX, Target, fuzz};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use harness::{LEN_MAX, Target, fuzz, parse_once};
 
 macro_rules! targets {
     ($($from:ident::$name:ident,)*) => {
@@ -59,4 +62,27 @@ targets! {
     targets_net::oci_reply,
     targets_net::auth_challenge,
     targets_net::docker_config,
+}
+
+/// The bounds bite: a panic is caught with its input, memory is counted, and the watcher is told.
+#[test]
+fn a_parser_without_bounds_is_caught() {
+    let target = Target {
+        corpus: Vec::new(),
+        fix: |_| (),
+        run: Box::new(|_| panic!("on purpose")),
+    };
+    let caught = catch_unwind(AssertUnwindSafe(|| parse_once("broken", &target, b"x")));
+    let said = *caught.unwrap_err().downcast::<String>().unwrap();
+    let path = said.split('`').nth(3).unwrap();
+    assert_eq!(std::fs::read(path).unwrap(), b"x", "{said}");
+    std::fs::remove_file(path).unwrap();
+
+    let (_, peak) = sys::peak_of(|| std::hint::black_box(vec![1_u8; 3 << 20]));
+    assert!(peak >= 3 << 20, "{peak}");
+    static SEEN: AtomicUsize = AtomicUsize::new(0);
+    sys::limit(1 << 20, |bytes| SEEN.store(bytes, Ordering::Relaxed));
+    drop(std::hint::black_box(vec![1_u8; 2 << 20]));
+    sys::unlimit();
+    assert_eq!(SEEN.load(Ordering::Relaxed), 2 << 20);
 }

@@ -86,7 +86,6 @@ fn layers_are_built_listed_and_verified_in_a_bucket() {
     assert_eq!(report.damage[0].object, pack);
 }
 
-/// Turned red by: a collector that cannot tell the age of objects in a bucket (nothing goes).
 #[test]
 fn garbage_is_collected_in_a_bucket() {
     let server = Server::start();

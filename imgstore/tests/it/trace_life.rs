@@ -26,8 +26,7 @@ fn object(trace: &Trace) -> String {
     names::trace(&trace.digest())
 }
 
-/// Turned red by: a survey that reads no labels (the trace that only a tag names goes); one that looks at labels alone (the trace
-/// of a living layer goes); no look at the age; traces left out of the plan.
+/// Turned red by: a survey that reads no labels (the trace that only a tag names goes).
 #[test]
 fn a_trace_is_collected_when_no_tag_names_it_and_its_layers_are_gone() {
     let place = Aged::mem();
@@ -89,7 +88,7 @@ fn copied(from: &Arc<MemOrigin>, to: &dyn Origin) -> CopyReport {
     copy(Arc::clone(from) as _, to, &refs, &|_, _| ()).unwrap()
 }
 
-/// Turned red by: a copy without the trace; a second copy that does not look for it; a lost trace that is an error.
+/// Turned red by: a copy without the trace.
 #[test]
 fn a_copy_brings_the_trace_that_its_tag_names() {
     let from = Arc::new(MemOrigin::default());

@@ -136,8 +136,7 @@ fn call_all(origin: &dyn Origin) {
     origin.close();
 }
 
-/// Turned red by: any method taken out of `LateOrigin` or `CountingOrigin` (tried with `lag`, `fetch_of`, `fetch_within`,
-/// `replace_from_file`); a new method of the trait that the spy does not know.
+/// Turned red by: `fetch_within` taken out of `LateOrigin`; a method of the trait that the spy does not know has the same effect.
 #[test]
 fn every_method_of_the_trait_is_passed_on() {
     let methods = methods();

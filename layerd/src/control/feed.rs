@@ -333,7 +333,9 @@ impl Target {
     /// Whether a segment is in the cache or on its way there. A disk that cannot tell is treated as empty: the segment
     /// comes once more than needed.
     fn has(&self, digest: &Digest) -> bool {
-        self.handed().contains_key(digest) || self.cache.files().contains(digest).unwrap_or(false)
+        self.handed().contains_key(digest)
+            || self.coming().contains(digest)
+            || self.cache.files().contains(digest).unwrap_or(false)
     }
 
     fn send(&self, message: &ToData, bytes: &[u8]) {

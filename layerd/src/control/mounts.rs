@@ -334,12 +334,11 @@ impl MountService {
             return false;
         };
         match &*seen.kind {
-            // The file, or the device that the layer's own mount has.
+            // The layer's file, or its device.
             "erofs" => {
+                let device = self.paths.layer_of_device(&seen.source);
                 let image = |layer: &String| {
-                    let own = info.at(&self.paths.layer_mounts().join(layer));
-                    seen.source == self.paths.fuse().join(layer)
-                        || own.is_some_and(|own| own.kind == "erofs" && own.source == seen.source)
+                    seen.source == self.paths.fuse().join(layer) || device.as_ref() == Some(layer)
                 };
                 mount.layers.first().is_some_and(image)
             }

@@ -265,7 +265,11 @@ impl SelfTest {
                 let mut bytes = vec![0; imgstore::ids::to_usize(meta.len() - from)];
                 file.read_exact_at(&mut bytes, from)?;
                 let data = if from > 0 {
-                    rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0))?
+                    match rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0))? {
+                        // Before 6.13 EROFS knows of no holes: all is data, which is true enough.
+                        0 => self.data_starts(id),
+                        start => start,
+                    }
                 } else {
                     0
                 };

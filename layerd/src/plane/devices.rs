@@ -112,6 +112,7 @@ fn options(paths: &Paths, layer: &Digest) -> Options {
         queues: Some(u16::try_from(cpus).unwrap_or(QUEUES_MAX).min(QUEUES_MAX)),
         block_bytes: BLOCK_BYTES,
         read_only: true,
+        partitions: false,
         recovery: Recovery::Wait,
         owner: owner(paths, layer),
         ..Options::default()

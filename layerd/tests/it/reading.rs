@@ -97,7 +97,7 @@ fn looking_at_all_inodes_costs_no_request() {
     assert_eq!(daemon.stats().mounts[0].counters.remote_requests, 0);
 }
 
-/// Tag and bundle, then data. Turned red by: `describe` that asks for the parts; metadata that is fetched again.
+/// Tag and bundle, then data.
 #[test]
 fn a_cold_mount_costs_two_requests() {
     let world = World::new();

@@ -119,8 +119,7 @@ impl Drop for Stuck {
     }
 }
 
-/// What cannot be mended stops nothing else, and says so by the status. Turned red by: a status that looks at damage alone, or at
-/// `--repair` alone; a check that ends at the first file that stays.
+/// What cannot be mended stops nothing else, and says so by the status. Turned red by: a status that looks at damage alone.
 #[test]
 fn fsck_fails_while_damage_is_left() {
     let (world, files) = cached_world();

@@ -278,7 +278,7 @@ fn content(number: u64, lba: u64) -> Vec<u8> {
 /// SIGKILL at any moment, over and over, under two writers that flush and a snapshot now and then: whatever was flushed is
 /// there, every other sector is old or new as a whole. `DSEC_KILLS` says how often (`tools/soak`).
 ///
-/// Red when a flush is answered before the index is written, and when recovery keeps a record whose data is not there.
+/// Red when a flush is answered before the index is written. (What a loss of power adds is tested in memory, in `imgstore`.)
 #[test]
 #[expect(clippy::too_many_lines, reason = "one story")]
 fn what_was_flushed_survives_kills() {

@@ -35,10 +35,7 @@ fn fill(world: &World, more: usize) {
 
 /// Red when parents are not named, when the image is not the lowest part, or when anything is written where layers are.
 #[test]
-#[expect(
-    clippy::too_many_lines,
-    reason = "one life of a disk, from step to step"
-)]
+#[expect(clippy::too_many_lines, reason = "one story")]
 fn a_disk_over_published_layers_is_published_and_found_again() {
     let world = World::new();
     fill(&world, 3_000_000);

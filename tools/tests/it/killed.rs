@@ -111,7 +111,7 @@ fn copy_folder(from: &Path, to: &Path) {
     assert!(status.unwrap().success());
 }
 
-/// Turned red by: a tag that is written before the rest.
+/// Turned red by: a tag that is written before placement and bundle.
 #[test]
 fn a_killed_push_leaves_whole_layers_and_nothing_else() {
     let world = World::new();
@@ -186,7 +186,6 @@ fn damage(world: &World) -> BTreeSet<String> {
     hit
 }
 
-/// Turned red by: a pack that is overwritten in place.
 #[test]
 fn a_killed_repair_leaves_what_is_right_or_as_damaged_as_it_was() {
     let world = World::new();

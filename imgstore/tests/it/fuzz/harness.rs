@@ -7,12 +7,15 @@
 )]
 
 mod mutate;
+#[allow(
+    dead_code,
+    reason = "each of the test binaries with this file uses a part of it"
+)]
 pub(crate) mod sys;
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -106,7 +109,8 @@ fn kind(result: &str) -> String {
     plain.take(80).collect()
 }
 
-fn parse_once(name: &'static str, target: &Target, input: &[u8]) -> String {
+/// Parses one input within the bounds.
+pub(crate) fn parse_once(name: &'static str, target: &Target, input: &[u8]) -> String {
     {
         let mut current = CURRENT.lock().unwrap();
         current.0 = name;
@@ -179,27 +183,4 @@ pub(crate) fn fuzz(name: &'static str, target: &Target, targets: usize) {
         kinds.len() > 1,
         "nothing but {kinds:?}: the mutations do not reach `{name}`"
     );
-}
-
-/// The bounds bite: a panic is caught with its input, memory is counted, and the watcher is told.
-#[test]
-fn a_parser_without_bounds_is_caught() {
-    let target = Target {
-        corpus: Vec::new(),
-        fix: |_| (),
-        run: Box::new(|_| panic!("on purpose")),
-    };
-    let caught = catch_unwind(AssertUnwindSafe(|| parse_once("broken", &target, b"x")));
-    let said = *caught.unwrap_err().downcast::<String>().unwrap();
-    let path = said.split('`').nth(3).unwrap();
-    assert_eq!(std::fs::read(path).unwrap(), b"x", "{said}");
-    std::fs::remove_file(path).unwrap();
-
-    let (_, peak) = sys::peak_of(|| std::hint::black_box(vec![1_u8; 3 << 20]));
-    assert!(peak >= 3 << 20, "{peak}");
-    static SEEN: AtomicUsize = AtomicUsize::new(0);
-    sys::limit(1 << 20, |bytes| SEEN.store(bytes, Ordering::Relaxed));
-    drop(std::hint::black_box(vec![1_u8; 2 << 20]));
-    sys::unlimit();
-    assert_eq!(SEEN.load(Ordering::Relaxed), 2 << 20);
 }
