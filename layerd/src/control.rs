@@ -7,7 +7,6 @@
 mod ahead;
 mod cache;
 mod feed;
-mod late_origin;
 mod layers;
 mod leases;
 mod link;
@@ -36,6 +35,7 @@ use std::time::Duration;
 
 use imgstore::fetch::origins::OriginSet;
 use imgstore::origin::counting::{CountingOrigin, Traffic};
+use imgstore::origin::late::LateOrigin;
 use imgstore::origin::url::OriginUrl;
 use imgstore::origin::{Origin, OriginError};
 use imgstore::store::cache::disk::RealDisk;
@@ -43,10 +43,10 @@ use imgstore::store::cache::lock::{CacheLock, LockError};
 use imgstore::store::cache::{CacheError, CacheSettings, SegmentCache};
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::driver::{self, Chosen, DriverChoice};
 use crate::kill::step;
 use crate::paths::Paths;
 use feed::Feed;
-use late_origin::LateOrigin;
 use layers::LayerStore;
 use leases::Leases;
 use metrics::ControlMetrics;
@@ -78,6 +78,8 @@ pub(crate) struct ControlConfig {
     pub(crate) memory_bytes_max: u64,
     /// Whether the kernel reads past the page cache of the FUSE files.
     pub(crate) directio: bool,
+    /// How layers reach the kernel.
+    pub(crate) driver: DriverChoice,
     /// Where to serve metrics besides the socket.
     pub(crate) metrics: Option<SocketAddr>,
     /// Which image the self-test mounts; `None` leaves it out.
@@ -118,6 +120,8 @@ pub(crate) enum ControlError {
     Origin(#[from] OriginError),
     #[error(transparent)]
     Recover(#[from] service::RecoverError),
+    #[error("`--driver ublk` cannot work here: {0}; `--driver auto` takes what works")]
+    Driver(#[from] ublk_driver::WhyNot),
 }
 
 fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ControlError {
@@ -175,6 +179,7 @@ fn build(
     config: &ControlConfig,
     paths: Paths,
     cache: Arc<SegmentCache>,
+    chosen: Chosen,
 ) -> Result<(Service, Vec<Arc<dyn Origin>>), ControlError> {
     let names = Arc::new(Traffic::default());
     let open = |url: &OriginUrl| open_origin(url, &paths);
@@ -204,6 +209,7 @@ fn build(
         patience: config.patience,
         memory_bytes_max: config.memory_bytes_max,
         directio: config.directio,
+        chosen,
     };
     let service = Service {
         mounts: MountService::new(paths, layers, feed, leases, config),
@@ -236,11 +242,17 @@ pub(crate) fn run(config: &ControlConfig) -> Result<(), ControlError> {
     fs::create_dir_all(&config.cache).map_err(failed("create", &config.cache))?;
     let root = fs::canonicalize(&config.cache).map_err(failed("use", &config.cache))?;
     let paths = Paths::new(&root);
+    let chosen = driver::choose(config.driver, ublk_driver::probe)?;
+    tracing::info!(
+        driver = chosen.driver.name(),
+        reason = chosen.reason,
+        "layers are offered to the kernel"
+    );
     let cache = take_cache(&paths, config)?;
     let (listener, socket) = socket::take(&config.socket)?;
     step("listening");
     let metrics = config.metrics.map(listen_for_metrics).transpose()?;
-    let (service, origins) = build(config, paths, cache)?;
+    let (service, origins) = build(config, paths, cache, chosen)?;
     let service = Arc::new(service);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -3,6 +3,7 @@
 //! One binary, two processes: the control process is what users start; it starts itself again as the data plane.
 
 mod control;
+mod driver;
 mod histogram;
 mod kernel;
 mod kill;
@@ -27,6 +28,7 @@ use tracing_subscriber::EnvFilter;
 
 use control::ControlConfig;
 use control::selftest::Addressing;
+use driver::{Driver, DriverChoice};
 use plane::PlaneConfig;
 use settings::{parse_duration, parse_size};
 
@@ -71,6 +73,10 @@ struct ControlArgs {
     /// Most bytes on their way because of traces (see `dsec trace`), behind every reader; 0 fetches nothing before it is read.
     #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = parse_size)]
     trace_budget: u64,
+    /// How layers reach the kernel: `ublk` (block devices; needs the module `ublk_drv`), `fuse` (needs Linux 6.13), or the first of
+    /// them that works here. `dsec stats` says which it is and why.
+    #[arg(long, value_name = "DRIVER", default_value = "auto")]
+    driver: DriverChoice,
     /// Have the kernel read through the page cache of the FUSE files, for comparisons.
     #[arg(long, hide = true)]
     buffered: bool,
@@ -93,6 +99,8 @@ struct PlaneArgs {
     memory: u64,
     #[arg(long)]
     buffered: bool,
+    #[arg(long)]
+    driver: Driver,
 }
 
 fn start_log() {
@@ -142,6 +150,7 @@ fn main() -> ExitCode {
             patience: args.read_deadline,
             memory_bytes_max: args.memory,
             directio: !args.buffered,
+            driver: args.driver,
         };
         return report(plane::run(&config).err().map(|e| e.to_string()));
     }
@@ -156,6 +165,7 @@ fn main() -> ExitCode {
         patience: args.read_deadline,
         memory_bytes_max: args.memory,
         directio: !args.buffered,
+        driver: args.driver,
         metrics: args.metrics,
         self_test: (!args.no_self_test).then_some(args.self_test),
         notify: std::env::var_os("NOTIFY_SOCKET"),

@@ -6,6 +6,7 @@
 //! CACHE/rw/<id>/{upper,work}      what was written into a composition
 //! CACHE/run/data-plane.sock       the data plane listens here
 //! CACHE/run/fuse/                 the FUSE mount, one file a layer
+//! CACHE/run/ublk/<number>         the layer of a block device
 //! CACHE/run/layers/<digest>/      one EROFS mount a layer
 //! CACHE/run/mounts/<id>.json      one record a composition
 //! CACHE/run/lease                 the name of the leases on origins
@@ -51,6 +52,18 @@ impl Paths {
 
     pub(crate) fn fuse(&self) -> PathBuf {
         self.run().join("fuse")
+    }
+
+    /// Folder that says which block device is for which layer.
+    pub(crate) fn ublk(&self) -> PathBuf {
+        self.run().join("ublk")
+    }
+
+    /// The layer (its digest in hex) that `/dev/ublkbN` was made for by a data plane of this cache.
+    pub(crate) fn layer_of_device(&self, device: &Path) -> Option<String> {
+        let number = device.to_str()?.strip_prefix("/dev/ublkb")?;
+        let number: u32 = number.parse().ok()?;
+        std::fs::read_to_string(self.ublk().join(number.to_string())).ok()
     }
 
     /// Folder of the EROFS mounts.

@@ -10,6 +10,8 @@
 //!                                  └───────────────── frames, not verified ◄──────────────┘
 //! ```
 
+mod devices;
+mod door;
 mod hotahead;
 mod image;
 mod latency;
@@ -36,8 +38,11 @@ use fuse_driver::mount::{FuseError, FuseMount};
 use imgstore::store::cache::SegmentFiles;
 use rustix::fs::FlockOperation;
 
+use crate::driver::Driver;
 use crate::kill::step;
 use crate::paths::Paths;
+use devices::Devices;
+use door::{Door, DoorError};
 use layer::Layers;
 use link::Link;
 use loader::{Loader, LoaderSettings};
@@ -55,6 +60,8 @@ pub(crate) struct PlaneConfig {
     pub(crate) memory_bytes_max: u64,
     /// Whether the kernel reads past the page cache of the FUSE files.
     pub(crate) directio: bool,
+    /// How layers are offered.
+    pub(crate) driver: Driver,
 }
 
 /// Why the data plane could not start or end.
@@ -73,6 +80,8 @@ pub(crate) enum PlaneError {
     Aborted(PathBuf),
     #[error(transparent)]
     Fuse(#[from] FuseError),
+    #[error(transparent)]
+    Door(#[from] DoorError),
 }
 
 /// Why the data plane ends.
@@ -138,6 +147,24 @@ fn watch_mount(fuse: &Arc<FuseMount>, end: mpsc::Sender<End>) -> io::Result<()> 
         .map(|_handle| ())
 }
 
+fn open_door(driver: Driver, paths: &Paths) -> Result<Door, PlaneError> {
+    if driver == Driver::Ublk {
+        let devices = Devices::start(paths.clone()).map_err(DoorError::from)?;
+        return Ok(Door::Ublk(devices));
+    }
+    devices::clear(paths);
+    let path = paths.fuse();
+    fs::create_dir_all(&path).map_err(|source| PlaneError::Io {
+        what: "create",
+        path: path.clone(),
+        source,
+    })?;
+    Ok(Door::Fuse(Arc::new(FuseMount::new(
+        &path,
+        SystemTime::now(),
+    )?)))
+}
+
 /// Runs until the control process says to end.
 ///
 /// # Errors
@@ -154,9 +181,7 @@ pub(crate) fn run(config: &PlaneConfig) -> Result<(), PlaneError> {
     }
     let lock = take(&paths)?;
     step("a data plane");
-    let fuse_path = paths.fuse();
-    fs::create_dir_all(&fuse_path).map_err(failed("create", fuse_path.clone()))?;
-    let fuse = Arc::new(FuseMount::new(&fuse_path, SystemTime::now())?);
+    let door = open_door(config.driver, &paths)?;
     step("the FUSE mount is there");
     let link = Arc::new(Link::default());
     let settings = LoaderSettings {
@@ -177,19 +202,25 @@ pub(crate) fn run(config: &PlaneConfig) -> Result<(), PlaneError> {
         _ => {}
     }
     let listener = UnixListener::bind(&socket).map_err(failed("listen at", socket.clone()))?;
-    let pages = (!config.directio).then(|| Arc::new(PageWindow::new(Arc::clone(&link))));
+    let second_copy = !config.directio && config.driver == Driver::Fuse;
+    let pages = second_copy.then(|| Arc::new(PageWindow::new(Arc::clone(&link))));
     let (end, ended) = mpsc::channel();
     let server = Arc::new(Server {
         paths,
-        fuse: Arc::clone(&fuse),
+        door,
         layers: Layers::default(),
         loader,
         link,
         pages,
         end,
     });
-    watch_mount(&fuse, server.end.clone())
-        .map_err(failed("start threads for", fuse_path.clone()))?;
+    match &server.door {
+        Door::Fuse(fuse) => watch_mount(fuse, server.end.clone())
+            .map_err(failed("start threads for", server.paths.fuse()))?,
+        Door::Ublk(devices) => devices
+            .recover(|layer| server.reopen(layer))
+            .map_err(DoorError::from)?,
+    }
     let accepting = Arc::clone(&server);
     std::thread::Builder::new()
         .name("accept".to_owned())
@@ -204,11 +235,11 @@ pub(crate) fn run(config: &PlaneConfig) -> Result<(), PlaneError> {
     // The sender lives in `server`, so this only ends when somebody says so.
     match ended.recv() {
         Ok(End::Asked) => {}
-        Ok(End::Aborted) => return Err(PlaneError::Aborted(fuse_path)),
+        Ok(End::Aborted) => return Err(PlaneError::Aborted(server.paths.fuse())),
         Err(_) => tracing::error!("nobody can end the data plane any more; ending"),
     }
     step("ending");
-    fuse.unmount()?;
+    server.door.close()?;
     step("the FUSE mount is gone");
     fs::remove_file(&socket).map_err(failed("remove", socket))?;
     server.say_goodbye();

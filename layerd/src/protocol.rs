@@ -11,20 +11,24 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, Read, Write};
+use std::path::PathBuf;
 
 use imgstore::ids::Digest;
 use layerd_client::api::{Counters, ErrorKind};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::driver::Driver;
 use crate::histogram::Observed;
 
 /// Both sides must have the same; a data plane of another version is not adopted.
 pub(crate) const VERSION: u32 = 2;
 /// What this build can do beyond the first one of [`VERSION`].
-pub(crate) const FEATURES: [&str; 1] = [HISTOGRAMS];
+pub(crate) const FEATURES: [&str; 2] = [HISTOGRAMS, FORESEEN];
 /// The data plane measures how long reads take, and says how much is waiting.
 pub(crate) const HISTOGRAMS: &str = "histograms";
+/// The data plane says what is read of what a trace brought ([`ToControl::Foreseen`]).
+pub(crate) const FORESEEN: &str = "foreseen";
 /// Features without which this control process cannot work with a data plane.
 pub(crate) const FEATURES_NEEDED: [&str; 0] = [];
 /// Longest head: statistics of some ten thousand layers.
@@ -239,6 +243,9 @@ pub(crate) enum ToControl {
         /// [`FEATURES`] of its build.
         #[serde(default)]
         features: Vec<String>,
+        /// How it offers layers.
+        #[serde(default)]
+        driver: Driver,
     },
     /// Answer to a request with an id.
     Done {
@@ -250,6 +257,9 @@ pub(crate) enum ToControl {
         stats: Option<Box<PlaneStats>>,
         /// Answer to [`ToData::Trace`].
         touches: Option<Box<Touches>>,
+        /// Answer to [`ToData::AddImage`]: where the kernel finds the layer; none from a build that has FUSE only.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        source: Option<PathBuf>,
     },
     /// Frames are needed: segments `first .. first + count` of a layer.
     Need {
@@ -287,6 +297,13 @@ pub(crate) enum ToControl {
     Used {
         /// The segments.
         digests: Vec<Digest>,
+    },
+    /// So many stored bytes of what a trace brought were read for the first time.
+    Foreseen {
+        /// The layer.
+        layer: Digest,
+        /// How many.
+        bytes: u64,
     },
     /// Something that a later build says.
     #[serde(other)]
@@ -365,6 +382,9 @@ pub(crate) fn read_message<T: DeserializeOwned>(
     let bytes = read(stream, blob_len)?;
     Ok(Some((serde_json::from_slice(&json)?, bytes)))
 }
+
+#[cfg(test)]
+mod fuzz;
 
 #[cfg(test)]
 mod tests {

@@ -17,6 +17,8 @@ mod layers;
 pub(crate) mod lease;
 pub(crate) mod optimize;
 pub(crate) mod repair;
+pub(crate) mod run;
+pub(crate) mod sandbox;
 pub(crate) mod tags;
 pub(crate) mod trace;
 mod verify;
@@ -59,6 +61,8 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Trace(command) => trace::run(&command),
         Command::Optimize(args) => optimize::run(&args),
         Command::ExportSet(args) => export_set::run(&args),
+        Command::Run(args) => run::run(&args),
+        Command::Sandbox(command) => sandbox::run(&command),
         Command::Disk { what } => disk::run(&what),
         Command::Bench { args } => bench::run(&args),
     };

@@ -171,13 +171,7 @@ impl Driver {
                 depth: info.depth,
                 ..shape
             };
-            self.serve(
-                info.id,
-                content,
-                &shape,
-                options.workers,
-                Command::START_DEV,
-            )
+            self.serve(info.id, content, &shape, options, Command::START_DEV)
         });
         made.inspect_err(|_| discard(info.id))
     }
@@ -232,7 +226,7 @@ impl Driver {
             bytes,
         };
         // If this fails the device waits on.
-        self.serve(id, content, &shape, options.workers, Command::END_RECOVERY)
+        self.serve(id, content, &shape, options, Command::END_RECOVERY)
     }
 
     fn serve(
@@ -240,7 +234,7 @@ impl Driver {
         id: u32,
         content: Content,
         shape: &Shape,
-        workers: usize,
+        options: &Options,
         start: Command,
     ) -> Result<Device, UblkError> {
         let path = char_path(id);
@@ -249,7 +243,7 @@ impl Driver {
         let file = patiently(open).map_err(io_error("open", &path))?;
         let workers = match &content {
             Content::Image(_) => None,
-            Content::Disk(_) => Some(Workers::start(workers).map_err(thread_error)?),
+            Content::Disk(_) => Some(Workers::start(options.workers).map_err(thread_error)?),
         };
         let served = Arc::new(Served {
             id,
@@ -285,6 +279,7 @@ impl Driver {
                 queue,
                 descs,
                 workers: workers.clone(),
+                partitions: options.partitions,
                 offered,
                 _alive: Arc::clone(&alive),
             });

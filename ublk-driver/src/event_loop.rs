@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 use io_uring::IoUring;
 use rustix::event::EventfdFlags;
+use rustix::thread::CapabilitySet;
 
 use crate::handle;
 use crate::request::{EIO, Queue};
@@ -46,6 +47,8 @@ pub(crate) struct Serve {
     pub(crate) queue: Arc<Queue>,
     pub(crate) descs: Descs,
     pub(crate) workers: Option<Arc<Workers>>,
+    /// Whether the kernel may look for partitions.
+    pub(crate) partitions: bool,
     pub(crate) offered: mpsc::SyncSender<io::Result<()>>,
     /// Dropped when the kernel has taken all tags back.
     pub(crate) _alive: Arc<()>,
@@ -239,21 +242,32 @@ impl Running {
     fn serve(&mut self, serve: Serve) {
         let queue = Arc::clone(&serve.queue);
         let offered = serve.offered.clone();
+        let partitions = serve.partitions;
         self.members.insert(queue.key, Member { serve, tags: 0 });
-        let result = (0..queue.depth()).try_for_each(|tag| {
-            self.send(&queue, wire::FETCH, tag, 0)?;
-            if let Some(member) = self.members.get_mut(&queue.key) {
-                member.tags += 1;
-            }
-            Ok(())
-        });
-        let result = result.and_then(|()| self.ring.submit().map(drop));
+        let result = if partitions {
+            self.offer(&queue)
+        } else {
+            without_privilege(|| self.offer(&queue))
+        };
         if offered.send(result).is_err() {
             tracing::debug!(
                 device = queue.served.id,
                 "nobody waits for this queue any more"
             );
         }
+    }
+
+    /// Offers all tags of a queue to the kernel.
+    fn offer(&mut self, queue: &Queue) -> io::Result<()> {
+        // What was queued before must not be sent with other privileges.
+        self.ring.submit()?;
+        for tag in 0..queue.depth() {
+            self.send(queue, wire::FETCH, tag, 0)?;
+            if let Some(member) = self.members.get_mut(&queue.key) {
+                member.tags += 1;
+            }
+        }
+        self.ring.submit().map(drop)
     }
 
     fn send(&mut self, queue: &Queue, op: u32, tag: u16, result: i32) -> io::Result<()> {
@@ -291,6 +305,18 @@ impl Running {
             self.members.remove(&key);
         }
     }
+}
+
+/// Does something without this thread's `CAP_SYS_ADMIN`. The kernel looks for partitions only on devices whose queues were all
+/// first fetched by threads that have it; Linux 6.12 has no other way to say so.
+fn without_privilege<T>(what: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let had = rustix::thread::capabilities(None)?;
+    let mut without = had;
+    without.effective.remove(CapabilitySet::SYS_ADMIN);
+    rustix::thread::set_capabilities(None, without)?;
+    let done = what();
+    rustix::thread::set_capabilities(None, had)?;
+    done
 }
 
 impl Member {

@@ -25,6 +25,8 @@ pub struct Options {
     pub block_bytes: u32,
     /// Refuses writes even where the content takes them.
     pub read_only: bool,
+    /// Whether the kernel looks for partitions when the device is made, which reads here and there.
+    pub partitions: bool,
     /// What becomes of the device if this process dies.
     pub recovery: Recovery,
     /// Marks the device as belonging to somebody, who finds it again by [`crate::devices`] after a crash.
@@ -40,6 +42,7 @@ impl Default for Options {
             workers: 4,
             block_bytes: 512,
             read_only: false,
+            partitions: true,
             recovery: Recovery::Wait,
             owner: 0,
         }

@@ -16,6 +16,7 @@ mod harness;
 mod targets;
 mod targets_disk;
 mod targets_image;
+mod targets_net;
 
 pub(crate) use harness::sys;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -56,6 +57,11 @@ targets! {
     targets_image::oci_layout,
     targets_image::docker_archive,
     targets_image::upper_dir,
+    targets_net::bundle,
+    targets_net::s3_reply,
+    targets_net::oci_reply,
+    targets_net::auth_challenge,
+    targets_net::docker_config,
 }
 
 /// The bounds bite: a panic is caught with its input, memory is counted, and the watcher is told.

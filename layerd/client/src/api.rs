@@ -68,6 +68,10 @@ pub struct Mount {
     pub rw: bool,
     /// Where writes land.
     pub upper: Option<PathBuf>,
+    /// Where each layer is mounted by itself, lowest first. They stay as long as the composition does, so that others can build on
+    /// them (`sandboxd` makes overlays of its own, with mapped ids).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lowers: Vec<PathBuf>,
     /// Whether it is served.
     pub state: MountState,
 }
@@ -235,6 +239,12 @@ pub struct Stats {
     pub data_plane_pid: Option<u32>,
     /// Process id of the control process.
     pub control_pid: u32,
+    /// How layers reach the kernel: `fuse` or `ublk`.
+    #[serde(default)]
+    pub driver: String,
+    /// Why it is that.
+    #[serde(default)]
+    pub driver_reason: String,
 }
 
 /// What the caller can do about an error.
@@ -291,6 +301,8 @@ mod tests {
             cache: CacheStats::default(),
             data_plane_pid: None,
             control_pid: 1,
+            driver: "fuse".to_owned(),
+            driver_reason: "asked for".to_owned(),
         };
         let json = serde_json::to_value(&stats).unwrap();
         for field in [

@@ -8,7 +8,7 @@ use std::io::{self, BufReader};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use imgstore::ids::Digest;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::driver::Driver;
 use crate::kill::step;
 use crate::protocol::{
     FEATURES_NEEDED, Failure, PlaneStats, ToControl, ToData, Touches, VERSION, features,
@@ -57,6 +58,7 @@ struct Answer {
     failure: Option<Failure>,
     stats: Option<Box<PlaneStats>>,
     touches: Option<Box<Touches>>,
+    source: Option<PathBuf>,
 }
 
 /// See the head of this file.
@@ -65,8 +67,11 @@ pub(crate) struct PlaneLink {
     pub(crate) pid: u32,
     /// What it served when we connected.
     pub(crate) layers: Vec<Digest>,
+    /// How it offers layers.
+    pub(crate) driver: Driver,
     /// The process itself, taken while it certainly lived, so that its number is not somebody else's by now.
     pub(crate) process: Option<OwnedFd>,
+    features: Vec<String>,
     writer: Mutex<UnixStream>,
     waiting: Mutex<Option<HashMap<u64, SyncSender<Answer>>>>,
     next_id: AtomicU64,
@@ -87,6 +92,7 @@ struct Welcome {
     pid: u32,
     layers: Vec<Digest>,
     features: Vec<String>,
+    driver: Driver,
 }
 
 impl Welcome {
@@ -129,6 +135,7 @@ fn wait_for_welcome(
                     pid,
                     layers,
                     features,
+                    driver,
                 },
                 _,
             )) => {
@@ -138,6 +145,7 @@ fn wait_for_welcome(
                     pid,
                     layers,
                     features,
+                    driver,
                 });
             }
             Some((skipped, _)) => tracing::debug!(?skipped, "said before the welcome"),
@@ -185,12 +193,19 @@ impl PlaneLink {
         let link = Self {
             pid: welcome.pid,
             layers: welcome.layers,
+            features: welcome.features,
+            driver: welcome.driver,
             process: process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()),
             writer: Mutex::new(stream),
             waiting: Mutex::new(Some(HashMap::new())),
             next_id: AtomicU64::new(1),
         };
         Ok(Some((link, PlaneReader(reader))))
+    }
+
+    /// Whether its build has this feature.
+    pub(crate) fn can(&self, feature: &str) -> bool {
+        self.features.iter().any(|f| f == feature)
     }
 
     /// Hands every message that is not an answer to `wish`, until the connection ends.
@@ -204,6 +219,7 @@ impl PlaneLink {
                         failure,
                         stats,
                         touches,
+                        source,
                     },
                     _,
                 ))) => {
@@ -211,6 +227,7 @@ impl PlaneLink {
                         failure,
                         stats,
                         touches,
+                        source,
                     };
                     let sender = lock(&self.waiting).as_mut().and_then(|w| w.remove(&id));
                     // Nobody may wait any more: it took too long.
@@ -290,32 +307,42 @@ impl PlaneLink {
         failure.map_or(Ok(()), |failure| Err(LinkError::Refused(failure)))
     }
 
-    /// Serve this layer; `ahead`: its hot segments may be loaded before they are read.
+    /// Serve this layer; `ahead`: its hot segments may be loaded before they are read. Where the kernel finds it; none from a
+    /// build that has FUSE only.
     ///
     /// # Errors
     /// [`LinkError::Refused`] with the data plane's reason.
-    pub(crate) fn add_image(&self, layer: Digest, ahead: bool) -> Result<(), LinkError> {
-        let uncounted = false;
-        self.command(|id| ToData::AddImage {
+    pub(crate) fn add_image(
+        &self,
+        layer: Digest,
+        ahead: bool,
+    ) -> Result<Option<PathBuf>, LinkError> {
+        self.add(layer, ahead, false)
+    }
+
+    fn add(
+        &self,
+        layer: Digest,
+        ahead: bool,
+        uncounted: bool,
+    ) -> Result<Option<PathBuf>, LinkError> {
+        step("asking the data plane");
+        let answer = self.ask(|id| ToData::AddImage {
             id,
             layer,
             uncounted,
             ahead,
-        })
+        })?;
+        step("the data plane answered");
+        Self::outcome(answer.failure).map(|()| answer.source)
     }
 
     /// Serve this layer, and count nothing for it.
     ///
     /// # Errors
     /// As for [`PlaneLink::add_image`].
-    pub(crate) fn add_uncounted_image(&self, layer: Digest) -> Result<(), LinkError> {
-        let (uncounted, ahead) = (true, false);
-        self.command(|id| ToData::AddImage {
-            id,
-            layer,
-            uncounted,
-            ahead,
-        })
+    pub(crate) fn add_uncounted_image(&self, layer: Digest) -> Result<Option<PathBuf>, LinkError> {
+        self.add(layer, false, true)
     }
 
     /// Serve this layer no more.
@@ -361,7 +388,6 @@ impl PlaneLink {
 mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
-    use std::path::PathBuf;
 
     /// Somebody who listens and says whatever `then` says, until nobody hears it.
     fn plane(
@@ -408,6 +434,7 @@ mod tests {
                 pid: std::process::id(),
                 layers: served.clone(),
                 features: vec!["unheard-of".to_owned()],
+                driver: Driver::Ublk,
             };
             write_message(stream, &ToControl::Unknown, &[])?;
             write_message(stream, &welcome, &[])
@@ -439,6 +466,7 @@ mod tests {
             pid: 42,
             layers: Vec::new(),
             features: features.iter().map(|f| (*f).to_owned()).collect(),
+            driver: Driver::Fuse,
         };
         let newer = welcome(VERSION + 1, &["a"]).check(&[]).unwrap_err();
         let older = welcome(VERSION, &["a"]).check(&["a", "b"]).unwrap_err();

@@ -490,6 +490,8 @@ mod tests {
             cache: CacheStats::default(),
             data_plane_pid: Some(1),
             control_pid: 2,
+            driver: String::new(),
+            driver_reason: String::new(),
         };
         then(&page(&Sample {
             stats: &stats,

@@ -4,6 +4,7 @@
 //! over those, or, of one layer read-only, another view of that mount. One lock orders everything that changes
 //! mounts; names are resolved and descriptions fetched outside of it. Nothing under the lock waits for an origin.
 
+mod adopting;
 mod mountpoint;
 
 use std::collections::{HashMap, HashSet};
@@ -28,6 +29,7 @@ use super::leases::Leases;
 use super::link::{LinkError, PlaneLink};
 use super::record::{RecordError, Records};
 use super::table::Table;
+use crate::driver::Driver;
 use crate::kernel::mount::{self, MountError, Upper};
 use crate::kernel::mountinfo::MountInfo;
 use crate::kill::step;
@@ -185,11 +187,11 @@ impl MountService {
     ) -> Result<Vec<Described>, MountsError> {
         let one = |reference: &String| -> Result<Described, MountsError> {
             let reference: LayerRef = reference.parse()?;
-            let (digest, trace) = self.layers.find(&reference)?;
-            let hold = self.layers.hold(digest);
-            let layer = self.layers.load(&digest)?;
+            let named = self.layers.find(&reference)?;
+            let hold = self.layers.hold(named.layer);
+            let layer = self.layers.load_named(named)?;
             self.layers.ensure_meta(&layer)?;
-            foresight.begin(&layer, trace, &self.layers, &self.feed);
+            foresight.begin(&layer, named.trace, &self.layers, &self.feed);
             Ok((layer, hold))
         };
         let mut layers = Vec::with_capacity(refs.len());
@@ -265,6 +267,10 @@ impl MountService {
             mountpoint: mountpoint.to_owned(),
             rw: request.rw,
             upper: request.rw.then(|| self.paths.rw(&id).join("upper")),
+            lowers: layers
+                .iter()
+                .map(|layer| self.paths.layer_mount(&layer.digest))
+                .collect(),
             state: MountState::Alive,
         };
         let mut guarded = self.lock();
@@ -328,8 +334,12 @@ impl MountService {
             return false;
         };
         match &*seen.kind {
+            // The layer's file, or its device.
             "erofs" => {
-                let image = |layer: &String| seen.source == self.paths.fuse().join(layer);
+                let device = self.paths.layer_of_device(&seen.source);
+                let image = |layer: &String| {
+                    seen.source == self.paths.fuse().join(layer) || device.as_ref() == Some(layer)
+                };
                 mount.layers.first().is_some_and(image)
             }
             "overlay" => seen.source == Path::new(&overlay_name(mount)),
@@ -358,9 +368,13 @@ impl MountService {
                 continue;
             }
             step("a layer's mount point is there");
-            add_image(&plane, layer, foresight.is_on())?;
-            let source = self.paths.fuse().join(layer.digest.to_hex());
-            mount::erofs(&source, &target, self.directio)?;
+            let source = add_image(&plane, layer, foresight.is_on())?
+                .unwrap_or_else(|| self.paths.fuse().join(layer.digest.to_hex()));
+            mount::erofs(
+                &source,
+                &target,
+                self.directio && plane.driver == Driver::Fuse,
+            )?;
         }
         Ok(())
     }
@@ -539,92 +553,6 @@ impl MountService {
         self.lock().table.all()
     }
 
-    /// Takes over what an earlier control process left. `served`: the layers of a data plane that still lives; `None`: it
-    /// died or there was none.
-    ///
-    /// # Errors
-    /// When `/proc` or the records cannot be read.
-    pub(crate) fn adopt(
-        &self,
-        guarded: &mut Guarded,
-        served: Option<&[Digest]>,
-    ) -> Result<(), MountsError> {
-        let info = MountInfo::read()
-            .map_err(MountsError::io("read", Path::new("/proc/self/mountinfo")))?;
-        for mut mount in self.records.all()? {
-            if !self.shows(&info, &mount) {
-                tracing::info!(mountpoint = %mount.mountpoint.display(), "a composition was unmounted meanwhile");
-                self.clear_upper(&mount.id);
-                self.records.remove(&mount.id)?;
-                continue;
-            }
-            let alive = served.is_some_and(|served| {
-                let parsed = mount.layers.iter().map(|layer| layer.parse::<Digest>());
-                parsed
-                    .into_iter()
-                    .all(|l| l.is_ok_and(|l| served.contains(&l)))
-            });
-            mount.state = if alive {
-                MountState::Alive
-            } else {
-                MountState::Dead
-            };
-            if alive {
-                let parsed = mount.layers.iter().filter_map(|layer| layer.parse().ok());
-                let holds = parsed.map(|layer| (layer, self.layers.hold(layer)));
-                guarded.held.extend(holds);
-            }
-            guarded.table.insert(mount);
-        }
-        self.leases.show(guarded.table.layers());
-        match served {
-            Some(served) => self.free_unused(guarded, served.iter().copied()),
-            None => self.clear_layer_mounts(&info),
-        }
-        self.clear_mount_points()
-    }
-
-    /// Removes mount points of layers that have no mount: a control process that was killed left them.
-    fn clear_mount_points(&self) -> Result<(), MountsError> {
-        let folder = self.paths.layer_mounts();
-        let info = MountInfo::read()
-            .map_err(MountsError::io("read", Path::new("/proc/self/mountinfo")))?;
-        for entry in fs::read_dir(&folder).map_err(MountsError::io("list", &folder))? {
-            let path = entry.map_err(MountsError::io("list", &folder))?.path();
-            if info.at(&path).is_none()
-                && let Err(error) = fs::remove_dir(&path)
-            {
-                tracing::debug!(path = %path.display(), %error, "mount point stays");
-            }
-        }
-        Ok(())
-    }
-
-    /// Detaches every mount of a data plane that is gone.
-    fn clear_layer_mounts(&self, info: &MountInfo) {
-        for seen in info.below(&self.paths.run()) {
-            if let Err(error) = mount::detach(&seen.path) {
-                tracing::warn!(%error, "a dead mount stays");
-            }
-            if seen.path.starts_with(self.paths.layer_mounts())
-                && let Err(error) = fs::remove_dir(&seen.path)
-            {
-                tracing::debug!(path = %seen.path.display(), %error, "mount point stays");
-            }
-        }
-    }
-
-    /// The data plane died: everything that is mounted is dead.
-    pub(crate) fn bury(&self, guarded: &mut Guarded) {
-        guarded.table.kill_all();
-        guarded.held.clear();
-        self.feed.pages.close(None);
-        match MountInfo::read() {
-            Ok(info) => self.clear_layer_mounts(&info),
-            Err(error) => tracing::error!(%error, "cannot read /proc/self/mountinfo"),
-        }
-    }
-
     /// Unmounts everything, for good. What is in use is detached: it disappears when its user ends.
     pub(crate) fn close(&self) {
         let mut guarded = self.lock();
@@ -657,7 +585,11 @@ impl MountService {
 }
 
 /// Has the data plane serve a layer; [`MountsError::Kept`] when it finds the local files damaged.
-fn add_image(plane: &PlaneLink, layer: &Layer, ahead: bool) -> Result<(), MountsError> {
+fn add_image(
+    plane: &PlaneLink,
+    layer: &Layer,
+    ahead: bool,
+) -> Result<Option<PathBuf>, MountsError> {
     match plane.add_image(layer.digest, ahead) {
         Err(LinkError::Refused(failure)) if failure.kind == ErrorKind::Corrupt => {
             Err(MountsError::Kept {

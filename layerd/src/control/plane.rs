@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
 
 use super::link::{LinkError, PlaneLink, PlaneReader};
+use crate::driver::{Chosen, Driver};
 use crate::kernel::mount;
 use crate::kill::step;
 use crate::paths::Paths;
@@ -45,6 +46,7 @@ pub(crate) struct Starter {
     pub(crate) patience: Duration,
     pub(crate) memory_bytes_max: u64,
     pub(crate) directio: bool,
+    pub(crate) chosen: Chosen,
 }
 
 /// A data plane we are connected to.
@@ -81,6 +83,7 @@ impl Starter {
             .arg("--memory")
             .arg(self.memory_bytes_max.to_string())
             .args((!self.directio).then_some("--buffered"))
+            .args(["--driver", self.chosen.driver.name()])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -155,7 +158,9 @@ fn wait(process: &OwnedFd, timeout: Duration) -> bool {
 /// is aborted, so that readers do not wait for the process's end, nor the process for its readers.
 pub(crate) fn make_dead(link: &PlaneLink, paths: &Paths) {
     kill(link.process.as_ref());
-    if let Err(error) = mount::abort(&paths.fuse()) {
+    if link.driver == Driver::Fuse
+        && let Err(error) = mount::abort(&paths.fuse())
+    {
         tracing::debug!(%error, "the FUSE mount is gone already");
     }
     let dead = link.process.as_ref().is_none_or(|p| wait(p, EXIT_TIMEOUT));

@@ -17,6 +17,7 @@ use super::metrics::{self, ControlMetrics, Sample};
 use super::mounts::{Guarded, MountService, MountsError};
 use super::plane::{Plane, StartError, Starter, is_dead, make_dead, stop};
 use super::selftest::{self, Addressing, SelfTest, SelfTestError};
+use crate::driver::Driver;
 use crate::kill::step;
 use crate::protocol::PlaneNow;
 
@@ -162,12 +163,25 @@ impl Service {
             }
         };
         let now = counted.now.unwrap_or_default();
+        let chosen = &self.starter.chosen;
+        let (driver, reason) = match &plane {
+            Some(plane) if plane.driver != chosen.driver => (
+                plane.driver.name(),
+                format!(
+                    "the data plane was started with it; the next one uses {}",
+                    chosen.driver.name()
+                ),
+            ),
+            _ => (chosen.driver.name(), chosen.reason.clone()),
+        };
         let stats = Stats {
             mounts: self.mounts.all().into_iter().map(of_mount).collect(),
             total: counted.total,
             cache: super::cache::stats(&self.cache),
             data_plane_pid: plane.map(|plane| plane.pid),
             control_pid: std::process::id(),
+            driver: driver.to_owned(),
+            driver_reason: reason,
         };
         (stats, now)
     }
@@ -193,6 +207,12 @@ impl Service {
                 let link = self.watch(plane)?;
                 self.mounts.adopt(guarded, served.as_deref())?;
                 return Ok(self.test_kernel(&link)?);
+            }
+            // Devices outlive their data plane: the next one serves them on.
+            None if self.starter.chosen.driver == Driver::Ublk => {
+                let plane = self.starter.start()?;
+                self.mounts.inherit(guarded, &plane.link.layers)?;
+                plane
             }
             None => {
                 self.mounts.adopt(guarded, None::<&[Digest]>)?;
@@ -288,16 +308,29 @@ impl Service {
             Err(error) => return Err(error.into()),
         }
         make_dead(lost, &self.mounts.paths);
+        let inherited = lost.driver == Driver::Ublk && self.starter.chosen.driver == Driver::Ublk;
         tracing::error!(
             pid = lost.pid,
-            "the data plane died: its mounts give EIO; starting another one"
+            "the data plane died: {}; starting another one",
+            if inherited {
+                "readers of its mounts wait"
+            } else {
+                "its mounts give EIO"
+            }
         );
         ControlMetrics::count(&self.metrics.planes_died);
-        self.mounts.bury(guarded);
+        if !inherited {
+            self.mounts.bury(guarded);
+        }
         let plane = self.starter.start()?;
         tracing::info!(pid = plane.link.pid, "started the data plane");
         ControlMetrics::count(&self.metrics.planes_started);
-        self.watch(plane).map(|_| ())
+        let layers = plane.link.layers.clone();
+        self.watch(plane)?;
+        if inherited {
+            self.mounts.inherit(guarded, &layers)?;
+        }
+        Ok(())
     }
 
     /// Unmounts everything and ends the data plane.

@@ -2,18 +2,21 @@
 
 use std::io::BufReader;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 
-use fuse_driver::mount::{FuseError, FuseMount};
 use imgstore::ids::{Digest, to_u64};
+use imgstore::image::BlockImage;
 use layerd_client::api::ErrorKind;
 
 use super::End;
+use super::door::{Door, DoorError};
 use super::image::LayerImage;
 use super::layer::{LayerState, Layers};
 use super::link::Link;
 use super::loader::Loader;
 use super::pages::PageWindow;
+use crate::driver::Driver;
 use crate::kill::step;
 use crate::paths::Paths;
 use crate::protocol::{
@@ -28,7 +31,7 @@ const PRELOAD_BYTES_MAX: u64 = 64 << 20;
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) paths: Paths,
-    pub(crate) fuse: Arc<FuseMount>,
+    pub(crate) door: Door,
     pub(crate) layers: Layers,
     pub(crate) loader: Loader,
     pub(crate) link: Arc<Link>,
@@ -83,32 +86,18 @@ impl Server {
 
     fn handle(self: &Arc<Self>, message: ToData, bytes: Vec<u8>) {
         match message {
-            ToData::Hello { version, features } => {
-                tracing::debug!(version, ?features, "a control process");
-                if version != VERSION {
-                    tracing::error!(
-                        expected = VERSION,
-                        found = version,
-                        "the control process speaks another version; it will not adopt this data plane"
-                    );
-                }
-                self.link.send(&ToControl::Welcome {
-                    version: VERSION,
-                    pid: std::process::id(),
-                    layers: self.layers.digests(),
-                    features: features_of_this_build(),
-                });
-                if version == VERSION {
-                    self.loader.ask_again();
-                }
-            }
+            ToData::Hello { version, features } => self.welcome(version, &features),
             ToData::AddImage {
                 id,
                 layer,
                 uncounted,
                 ahead,
-            } => self.apart(id, move |server| server.add(layer, !uncounted, ahead)),
-            ToData::RemoveImage { id, layer } => self.apart(id, move |server| server.remove(layer)),
+            } => self.apart(id, move |server| {
+                server.add(layer, !uncounted, ahead).map(Some)
+            }),
+            ToData::RemoveImage { id, layer } => {
+                self.apart(id, move |server| server.remove(layer).map(|()| None));
+            }
             ToData::Frame {
                 digest,
                 from,
@@ -137,6 +126,7 @@ impl Server {
                         now: Some(self.loader.now()),
                     })),
                     touches: None,
+                    source: None,
                 });
             }
             ToData::Trace { id, layer } => {
@@ -146,13 +136,14 @@ impl Server {
                     failure: None,
                     stats: None,
                     touches: layer.map(|layer| Box::new(layer.touches())),
+                    source: None,
                 });
             }
             ToData::Unknown => {
                 tracing::warn!("the control process said something that only later builds know");
             }
             ToData::Exit { id } => {
-                self.done(id, Ok(()));
+                self.done(id, Ok(None));
                 if self.end.send(End::Asked).is_err() {
                     tracing::warn!("the data plane is ending already");
                 }
@@ -160,13 +151,39 @@ impl Server {
         }
     }
 
-    fn done(&self, id: u64, result: Result<(), Failure>) {
+    fn welcome(&self, version: u32, features: &[String]) {
+        tracing::debug!(version, ?features, "a control process");
+        if version != VERSION {
+            tracing::error!(
+                expected = VERSION,
+                found = version,
+                "the control process speaks another version; it will not adopt this data plane"
+            );
+        }
+        self.link.send(&ToControl::Welcome {
+            version: VERSION,
+            pid: std::process::id(),
+            layers: self.offered(),
+            features: features_of_this_build(),
+            driver: self.door.driver(),
+        });
+        if version == VERSION {
+            self.loader.ask_again();
+        }
+    }
+
+    fn done(&self, id: u64, result: Result<Option<PathBuf>, Failure>) {
         step("answering");
+        let (source, failure) = match result {
+            Ok(source) => (source, None),
+            Err(failure) => (None, Some(failure)),
+        };
         self.link.send(&ToControl::Done {
             id,
-            failure: result.err(),
+            failure,
             stats: None,
             touches: None,
+            source,
         });
     }
 
@@ -174,7 +191,7 @@ impl Server {
     fn apart(
         self: &Arc<Self>,
         id: u64,
-        what: impl FnOnce(&Self) -> Result<(), Failure> + Send + 'static,
+        what: impl FnOnce(&Self) -> Result<Option<PathBuf>, Failure> + Send + 'static,
     ) {
         let server = Arc::clone(self);
         let spawned = std::thread::Builder::new()
@@ -191,9 +208,34 @@ impl Server {
         }
     }
 
-    fn add(&self, layer: Digest, counted: bool, ahead: bool) -> Result<(), Failure> {
-        if self.layers.get(&layer).is_some() {
-            return Ok(());
+    /// The layers that the kernel can read.
+    fn offered(&self) -> Vec<Digest> {
+        let mut layers = self.layers.digests();
+        layers.retain(|layer| self.door.source(layer).is_some());
+        layers
+    }
+
+    /// Opens a layer that an earlier data plane served. Its readers are there already.
+    pub(crate) fn reopen(&self, layer: Digest) -> Result<Arc<dyn BlockImage>, String> {
+        let state = LayerState::open(&self.paths.layer(&layer), layer, false);
+        let state = Arc::new(state.map_err(|error| error.to_string())?);
+        self.layers.insert(Arc::clone(&state));
+        Ok(self.image(&state))
+    }
+
+    fn image(&self, state: &Arc<LayerState>) -> Arc<dyn BlockImage> {
+        Arc::new(LayerImage {
+            layer: Arc::clone(state),
+            loader: self.loader.clone(),
+            pages: self.pages.clone(),
+        })
+    }
+
+    fn add(&self, layer: Digest, counted: bool, ahead: bool) -> Result<PathBuf, Failure> {
+        if self.layers.get(&layer).is_some()
+            && let Some(source) = self.door.source(&layer)
+        {
+            return Ok(source);
         }
         let mut state =
             LayerState::open(&self.paths.layer(&layer), layer, ahead).map_err(|e| Failure {
@@ -208,30 +250,26 @@ impl Server {
         let state = Arc::new(state);
         let preload = state.meta.len().min(PRELOAD_BYTES_MAX);
         step("an image is opened");
-        let image = Arc::new(LayerImage {
-            layer: Arc::clone(&state),
-            loader: self.loader.clone(),
-            pages: self.pages.clone(),
-        });
-        match self.fuse.add(&layer.to_hex(), image, preload) {
-            Ok(()) => {
-                step("an image has a name");
-                self.layers.insert(state);
-                step("an image is served");
-                Ok(())
-            }
-            // Two requests for one layer at a time: the other one has added it.
-            Err(FuseError::Exists(_)) => Ok(()),
-            Err(e) => Err(internal(&e)),
+        let image = self.image(&state);
+        let source = self
+            .door
+            .add(layer, image, preload)
+            .map_err(|e| internal(&e))?;
+        step("an image has a name");
+        if self.layers.get(&layer).is_none() {
+            self.layers.insert(state);
         }
+        step("an image is served");
+        Ok(source)
     }
 
     fn remove(&self, layer: Digest) -> Result<(), Failure> {
-        if self.layers.remove(&layer).is_none() {
+        let served = self.layers.remove(&layer).is_some();
+        if !served && self.door.driver() == Driver::Fuse {
             return Ok(());
         }
         step("an image is forgotten");
-        let removed = self.fuse.remove(&layer.to_hex());
+        let removed = self.door.remove(&layer);
         step("an image is gone");
         removed.map_err(|e| internal(&e))
     }
@@ -242,7 +280,7 @@ impl Server {
     }
 }
 
-fn internal(error: &FuseError) -> Failure {
+fn internal(error: &DoorError) -> Failure {
     Failure {
         kind: ErrorKind::Internal,
         message: error.to_string(),

@@ -166,6 +166,11 @@ impl Daemon {
         self.client().stats().unwrap()
     }
 
+    /// Mounts that there are without any layer: that of the FUSE files.
+    pub(crate) fn own_mounts(&self) -> usize {
+        usize::from(self.stats().driver == "fuse")
+    }
+
     pub(crate) fn total(&self) -> Counters {
         self.stats().total
     }

@@ -33,4 +33,5 @@ mod reading;
 mod space;
 mod three_fs;
 mod traces;
+mod ublk;
 mod upgrades;

@@ -41,6 +41,7 @@ pub(crate) struct MemImage {
     how: Mutex<How>,
     later: mpsc::Sender<Question>,
     kept: Mutex<Vec<ReadDone>>,
+    questions: AtomicU64,
 }
 
 impl std::fmt::Debug for MemImage {
@@ -67,6 +68,7 @@ impl MemImage {
             how: Mutex::new(how),
             later,
             kept: Mutex::default(),
+            questions: AtomicU64::new(0),
         })
     }
 
@@ -76,6 +78,10 @@ impl MemImage {
 
     pub(crate) fn kept(&self) -> Vec<ReadDone> {
         std::mem::take(&mut *self.kept.lock().unwrap())
+    }
+
+    pub(crate) fn questions(&self) -> u64 {
+        self.questions.load(Ordering::SeqCst)
     }
 
     pub(crate) fn hanging(&self) -> usize {
@@ -89,6 +95,7 @@ impl BlockImage for MemImage {
     }
 
     fn read_at(&self, offset: u64, len: u32, done: ReadDone) {
+        self.questions.fetch_add(1, Ordering::SeqCst);
         let at = usize::try_from(offset).unwrap();
         let bytes = &self.bytes[at..at + usize::try_from(len).unwrap()];
         match *self.how.lock().unwrap() {

@@ -53,6 +53,22 @@ pub(crate) fn an_erofs_image_is_mounted_and_equal() {
     assert_eq!(nodes(), [""; 0]);
 }
 
+/// Mutation seen red: `without_privilege` left out.
+pub(crate) fn partitions_are_looked_for_only_where_wanted() {
+    let driver = Driver::start(0).unwrap();
+    for partitions in [true, false] {
+        let image = MemImage::new(pattern(1 << 20, 9), How::Later);
+        let options = Options {
+            partitions,
+            ..Options::default()
+        };
+        let content = Content::Image(Arc::<MemImage>::clone(&image));
+        let device = driver.add(content, &options).unwrap();
+        assert_eq!(image.questions() > 0, partitions);
+        device.remove().unwrap();
+    }
+}
+
 pub(crate) fn answers_that_are_wrong_late_or_missing_are_errors() {
     let bytes = pattern(1 << 20, 3);
     let image = MemImage::new(bytes.clone(), How::AtOnce);

@@ -32,6 +32,10 @@ fn devices_in_the_vm() {
             ("many", lives::many_at_once_serve_their_own_bytes),
             ("erofs", images::an_erofs_image_is_mounted_and_equal),
             (
+                "partitions",
+                images::partitions_are_looked_for_only_where_wanted,
+            ),
+            (
                 "answers",
                 images::answers_that_are_wrong_late_or_missing_are_errors,
             ),

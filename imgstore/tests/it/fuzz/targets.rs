@@ -65,6 +65,11 @@ pub(super) fn told<T, E: std::fmt::Display>(result: Result<T, E>) -> String {
     }
 }
 
+/// An origin with a layer.
+pub(super) fn origin() -> (Arc<MemOrigin>, Digest) {
+    (Arc::clone(&published().origin), published().layer)
+}
+
 pub(super) fn simple(corpus: Vec<Vec<u8>>, run: impl Fn(&[u8]) -> String + 'static) -> Target {
     Target {
         corpus,
