@@ -267,8 +267,7 @@ fn a_connection_ends_at_a_request_that_is_none() {
 }
 
 /// Two connections change neighbouring bytes of one sector, over and over: neither loses what the other wrote.
-///
-/// Red without the lock around reading, changing and writing a sector.
+/// (Without the lock around reading, changing and writing a sector one of them overwrites the other's byte.)
 #[test]
 fn parts_of_a_sector_are_changed_one_at_a_time() {
     let disk = MemDisk::new(512, false);
