@@ -267,20 +267,22 @@ fn a_connection_ends_at_a_request_that_is_none() {
 }
 
 /// Two connections change neighbouring bytes of one sector, over and over: neither loses what the other wrote.
-///
-/// Red without the lock around reading, changing and writing a sector.
+/// (Without the lock around reading, changing and writing a sector one of them overwrites the other's byte.)
 #[test]
 fn parts_of_a_sector_are_changed_one_at_a_time() {
     let disk = MemDisk::new(512, false);
     let export = disk.export();
+    let together = std::sync::Barrier::new(2);
     std::thread::scope(|scope| {
         for thread in 0..2_u64 {
-            let export = &export;
+            let (export, together) = (&export, &together);
             scope.spawn(move || {
-                for round in 0..3000_u64 {
+                for round in 0..2000_u64 {
                     let at = (round % 256) * 2 + thread;
                     let byte = [u8::try_from(round % 250 + 1).unwrap()];
+                    together.wait();
                     export.disk.write(&byte, at).unwrap();
+                    together.wait();
                     let mut found = [0];
                     export.disk.read(&mut found, at).unwrap();
                     assert_eq!(found, byte, "byte {at} in round {round}");
