@@ -21,7 +21,8 @@ chmod 755 "$OUT/usr/sbin/policy-rc.d"
     echo force-unsafe-io
     printf '%s\n' "${slim[@]#--dpkgopt=}"
 } >"$OUT/etc/dpkg/dpkg.cfg.d/corpus"
-chroot "$OUT" env DEBIAN_FRONTEND=noninteractive PATH=/usr/sbin:/usr/bin:/sbin:/bin sh -c 'dpkg --install /debs/*.deb' >"$OUT.log" 2>&1 ||
+# Nothing of the caller's environment: a TMPDIR of the host is no folder in there.
+chroot "$OUT" env -i SOURCE_DATE_EPOCH="$SOURCE_DATE_EPOCH" LC_ALL=C.UTF-8 TZ=UTC HOME=/root DEBIAN_FRONTEND=noninteractive PATH=/usr/sbin:/usr/bin:/sbin:/bin sh -c 'dpkg --install /debs/*.deb' >"$OUT.log" 2>&1 ||
     { tail -n 20 "$OUT.log" >&2; exit 1; }
 rm -rf "$OUT/debs" "$OUT/usr/sbin/policy-rc.d" "$OUT/etc/dpkg/dpkg.cfg.d/corpus" "$OUT"/var/log/* "$OUT"/var/cache/ldconfig/* "$OUT"/tmp/* "$OUT"/run/*
 clamp_times

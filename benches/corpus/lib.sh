@@ -43,11 +43,17 @@ clamp_times() {
 private_apt() {
     local state="$WORK/apt"
     mkdir -p "$state/lists/partial" "$state/cache/archives/partial" "$state/parts"
-    if [ ! -s "$state/sources.list" ]; then
-        local keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-        printf '%s [signed-by=%s] http://deb.debian.org/debian %s main\n' \
-            deb $keyring $suite deb-src $keyring $suite >"$state/sources.list"
+    # The releases of mmdebstrap's bases: a package of an older one may need exactly the library that the base has newer.
+    local signed='[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]' mirror=http://deb.debian.org wanted
+    wanted="deb $signed $mirror/debian $suite main
+deb-src $signed $mirror/debian $suite main
+deb $signed $mirror/debian $suite-updates main
+deb $signed $mirror/debian-security $suite-security main"
+    if [ "$(cat "$state/sources.list" 2>/dev/null)" != "$wanted" ]; then
+        echo "$wanted" >"$state/sources.list"
         : >"$state/status"
+        rm -rf "$state/lists"
+        mkdir -p "$state/lists/partial"
     fi
     "$1" -qq -o Dir::Etc::SourceList="$state/sources.list" -o Dir::Etc::SourceParts="$state/parts" \
         -o Dir::Etc::Preferences=/dev/null -o Dir::Etc::PreferencesParts="$state/parts" \

@@ -5,6 +5,7 @@ mod cold_start;
 mod command;
 mod compare;
 mod corpus;
+mod disk;
 mod error;
 mod host;
 mod mounts;
@@ -37,6 +38,7 @@ enum Command {
     Memory(compare::memory::MemoryArgs),
     Mounts(compare::mount_many::MountsArgs),
     Dedup(compare::dedup::DedupArgs),
+    Disk(disk::DiskArgs),
     Kill(compare::kill::KillArgs),
     Origin(origin::OriginArgs),
     #[command(hide = true)]
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Command::Memory(args) => compare::memory::run(&args),
         Command::Mounts(args) => compare::mount_many::run(&args),
         Command::Dedup(args) => compare::dedup::run(&args),
+        Command::Disk(args) => disk::run(&args),
         Command::Kill(args) => compare::kill::run(&args),
         Command::Origin(args) => origin::run(&args),
         Command::Get(args) => origin::get(&args),

@@ -164,6 +164,7 @@ fn build_held(
     let Naming { tag, info, labels } = naming;
     let record = Tag {
         build: info,
+        bundled: false,
         created: tags::unix_now(),
         format: FORMAT,
         labels,

@@ -3,15 +3,24 @@
 //! [`layer`] opens a file, whatever it is wrapped in; [`zfile`] decompresses; [`map`] is what the merged index of a stack
 //! answers from; [`stack`] is the disk. Nothing is ever written to a lower layer.
 
+pub mod bytewise;
+pub mod committed;
+pub mod compare;
 pub mod device;
+pub mod export;
 pub mod folder;
+pub mod import;
+pub mod inspect;
 pub mod layer;
 pub mod live;
 pub mod live_map;
 pub mod map;
+pub mod open;
 pub mod pair;
+pub mod published;
 pub mod seal;
 pub mod stack;
+pub mod state;
 pub mod zfile;
 
 use std::io;
@@ -53,6 +62,18 @@ pub enum DiskError {
         expected: String,
         /// The lower one's own name.
         found: String,
+    },
+    /// A layer would have more mappings than a sealed one can.
+    #[error(
+        "`{name}` has {found} separate extents, a sealed layer at most {max}; it stays as it is until more of it is written over"
+    )]
+    TooManyExtents {
+        /// The layer.
+        name: String,
+        /// Its extents.
+        found: u64,
+        /// The most.
+        max: u64,
     },
     /// A request that no disk can answer.
     #[error("{0}")]

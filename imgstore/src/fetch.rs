@@ -4,6 +4,7 @@
 //! deadline, [`health`] remembers which of them fail, [`queue`] runs ranges on a bounded number of threads, demand before prefetch, each segment once at a time.
 //! Nothing here looks into a frame: verification is the part of whoever decodes it.
 
+mod ahead;
 mod circuit;
 pub mod failure;
 pub mod health;

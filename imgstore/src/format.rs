@@ -1,5 +1,6 @@
 //! What is written to an origin, byte for byte. Pure: bytes in, values out; no I/O. See `docs/format.md`.
 
+pub mod bundle;
 pub mod chunk_table;
 pub mod condemned;
 pub mod erofs;

@@ -8,6 +8,7 @@ pub mod counting;
 pub mod dir;
 pub mod http;
 pub mod lag;
+pub mod late;
 pub mod mem;
 pub mod oci;
 pub mod s3;

@@ -1,5 +1,6 @@
 //! Reading layers back from an origin, and keeping what was read.
 
+pub mod bundle;
 pub mod cache;
 pub mod copy;
 pub mod export;
@@ -11,6 +12,7 @@ pub mod meta_file;
 pub(crate) mod places;
 pub mod reader;
 pub mod repair;
+mod repair_named;
 mod repair_packs;
 pub(crate) mod runs;
 pub mod tags;

@@ -7,7 +7,6 @@
 mod ahead;
 mod cache;
 mod feed;
-mod late_origin;
 mod layers;
 mod leases;
 mod link;
@@ -36,6 +35,7 @@ use std::time::Duration;
 
 use imgstore::fetch::origins::OriginSet;
 use imgstore::origin::counting::{CountingOrigin, Traffic};
+use imgstore::origin::late::LateOrigin;
 use imgstore::origin::url::OriginUrl;
 use imgstore::origin::{Origin, OriginError};
 use imgstore::store::cache::disk::RealDisk;
@@ -47,7 +47,6 @@ use crate::driver::{self, Chosen, DriverChoice};
 use crate::kill::step;
 use crate::paths::Paths;
 use feed::Feed;
-use late_origin::LateOrigin;
 use layers::LayerStore;
 use leases::Leases;
 use metrics::ControlMetrics;

@@ -24,9 +24,11 @@ use crate::histogram::Observed;
 /// Both sides must have the same; a data plane of another version is not adopted.
 pub(crate) const VERSION: u32 = 2;
 /// What this build can do beyond the first one of [`VERSION`].
-pub(crate) const FEATURES: [&str; 1] = [HISTOGRAMS];
+pub(crate) const FEATURES: [&str; 2] = [HISTOGRAMS, FORESEEN];
 /// The data plane measures how long reads take, and says how much is waiting.
 pub(crate) const HISTOGRAMS: &str = "histograms";
+/// The data plane says what is read of what a trace brought ([`ToControl::Foreseen`]).
+pub(crate) const FORESEEN: &str = "foreseen";
 /// Features without which this control process cannot work with a data plane.
 pub(crate) const FEATURES_NEEDED: [&str; 0] = [];
 /// Longest head: statistics of some ten thousand layers.
@@ -296,6 +298,13 @@ pub(crate) enum ToControl {
         /// The segments.
         digests: Vec<Digest>,
     },
+    /// So many stored bytes of what a trace brought were read for the first time.
+    Foreseen {
+        /// The layer.
+        layer: Digest,
+        /// How many.
+        bytes: u64,
+    },
     /// Something that a later build says.
     #[serde(other)]
     Unknown,
@@ -373,6 +382,9 @@ pub(crate) fn read_message<T: DeserializeOwned>(
     let bytes = read(stream, blob_len)?;
     Ok(Some((serde_json::from_slice(&json)?, bytes)))
 }
+
+#[cfg(test)]
+mod fuzz;
 
 #[cfg(test)]
 mod tests {

@@ -182,6 +182,37 @@ A layer named by its digest is copied without a tag; garbage collection removes 
   dsec export-set --traces traces/*.trace --bytes 500MiB --origin dir:/srv/layers
   dsec export-set --traces a.trace b.trace --bytes 2GiB --origin http://mirror/layers --to dir:/srv/part --svg curve.svg")]
     ExportSet(crate::commands::export_set::ExportSet),
+    /// Run a command in a new sandbox and remove the sandbox; its exit status becomes this command's.
+    #[command(after_help = "Examples:
+  dsec run --base base/debian:12 -- echo hello
+  dsec run --base base/python:3.11 --workspace workspace/repo:a1b2 --toolkit toolkit/uv:0.9 --timeout 60 -- pytest -q
+  tar -c . | dsec run -i --base base/debian:12 -- sha256sum")]
+    Run(Box<crate::commands::run::RunArgs>),
+    /// Make sandboxes and work with them.
+    #[command(
+        subcommand,
+        after_help = "Examples:
+  ID=$(dsec sandbox create --base base/debian:12)
+  dsec sandbox exec $ID -- apt-get install -y jq
+  dsec sandbox cp ./input.json $ID:/w/input.json
+  dsec sandbox pack-diff $ID workspace/repo:step-2
+  dsec sandbox fork $ID 8
+  dsec sandbox kill $ID"
+    )]
+    Sandbox(crate::commands::sandbox::SandboxCommand),
+    /// Make, attach and snapshot writable disks, and read OverlayBD layer files.
+    #[command(after_help = "Examples:
+  dsec disk create vm1 --from ./debian.qcow2 --size 20GiB
+  dsec disk attach vm1 --nbd /run/vm1.sock
+  dsec disk snapshot vm1
+  dsec disk export base.lsmt top.lsmt --to raw.img
+
+DISK is a folder (`./vm1`), or a name: a folder below the one that --disks or DSEC_DISKS names.")]
+    Disk {
+        /// What to do.
+        #[command(subcommand)]
+        what: crate::commands::disk::DiskCommand,
+    },
     /// Measure (runs `dsec-bench`, which is installed beside `dsec`).
     #[command(
         disable_help_flag = true,

@@ -4,6 +4,7 @@ mod bench;
 mod build;
 pub(crate) mod cache;
 pub(crate) mod copy;
+pub(crate) mod disk;
 mod export;
 pub(crate) mod export_set;
 pub(crate) mod fsck;
@@ -16,6 +17,8 @@ mod layers;
 pub(crate) mod lease;
 pub(crate) mod optimize;
 pub(crate) mod repair;
+pub(crate) mod run;
+pub(crate) mod sandbox;
 pub(crate) mod tags;
 pub(crate) mod trace;
 mod verify;
@@ -58,6 +61,9 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Trace(command) => trace::run(&command),
         Command::Optimize(args) => optimize::run(&args),
         Command::ExportSet(args) => export_set::run(&args),
+        Command::Run(args) => run::run(&args),
+        Command::Sandbox(command) => sandbox::run(&command),
+        Command::Disk { what } => disk::run(&what),
         Command::Bench { args } => bench::run(&args),
     };
     match done {

@@ -431,6 +431,7 @@ fn record(old: &Old<'_>, target: &Target, layer: Digest) -> Tag {
     let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
     Tag {
         build,
+        bundled: false,
         created: now.map_or(0, |d| d.as_secs()),
         format: FORMAT,
         labels,

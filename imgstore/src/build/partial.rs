@@ -20,6 +20,7 @@ use crate::format::trace::{Trace, segments_of};
 use crate::format::{FormatError, frame, names};
 use crate::ids::{Digest, TagName, to_u64};
 use crate::origin::{ByteRange, Origin};
+use crate::store::bundle;
 use crate::store::layer::{self, Layer, LayerError};
 use crate::store::lease::hold::{PATIENCE, publishing};
 use crate::store::tags;
@@ -282,17 +283,23 @@ fn write_layer(
         manifest: manifest.clone(),
         placement: place.clone(),
     })?;
-    let stored = publish::publish_objects(publisher, &staged, &parts)?;
+    let (mut stored, _) = publish::publish_objects(publisher, &staged, &parts)?;
+    // A part is to be small: it has no bundle of its own. One that is there follows the placement.
+    let bundled = bundle::is_there(target, digest).map_err(LayerError::from)?;
+    if bundled {
+        stored += bundle::renew(target, digest)?.unwrap_or(0);
+    }
     for (name, tag) in &source.tags {
         if let Some(trace) = published::of_tag(tag)
             && let Ok(trace) = published::read(origin, &trace)
         {
-            let object = names::trace(&trace.digest());
-            target
-                .replace(&object, &trace.to_bytes())
-                .map_err(BuildError::from)?;
+            published::write(publisher, &trace)?;
         }
-        tags::write(target, name, tag)?;
+        let tag = Tag {
+            bundled,
+            ..tag.clone()
+        };
+        tags::write(target, name, &tag)?;
     }
     Ok(stored)
 }

@@ -1,5 +1,5 @@
 //! Giving everything its name, in the order in which no reader can see a part missing:
-//! packs, chunk table, metadata, manifest, placement; then the tag, then the index of tags.
+//! packs, chunk table, metadata, manifest, placement, bundle; then the tag, then the index of tags.
 //!
 //! Before the tag everything is looked at once more, under a lease that still runs: a tag that is visible points to a
 //! layer that is complete.
@@ -21,7 +21,7 @@ use crate::format::{FormatError, frame, names};
 use crate::ids::{Digest, TagName, to_u64};
 use crate::origin::{ByteRange, Created, Origin, OriginError};
 use crate::store::layer::{self, Layer, LayerError};
-use crate::store::{lease, tags};
+use crate::store::{bundle, lease, tags};
 
 use super::dictionary::Dictionary;
 
@@ -204,7 +204,7 @@ impl Publisher<'_> {
     }
 }
 
-/// Publishes everything; returns the bytes of the objects that were new.
+/// Publishes everything, the tag last, which says whether there is a bundle; returns the bytes of the objects that were new.
 ///
 /// # Errors
 /// When the origin fails. Objects published so far stay; nothing refers to them until the tag is written.
@@ -215,14 +215,22 @@ pub fn publish(
     tag: &TagName,
     record: &Tag,
 ) -> Result<u64, BuildError> {
-    let stored = publish_objects(publisher, staged, parts)?;
-    publisher.confirm(&parts.layer())?;
-    tags::write(publisher.origin, tag, record)?;
+    let origin = publisher.origin;
+    let (mut stored, meta_frame) = publish_objects(publisher, staged, parts)?;
+    let (layer, manifest) = (parts.layer(), parts.manifest.to_bytes());
+    let bundle = bundle::write(origin, &layer, &manifest, &meta_frame)?;
+    stored += bundle.unwrap_or(0);
+    publisher.confirm(&layer)?;
+    let record = Tag {
+        bundled: bundle.is_some(),
+        ..record.clone()
+    };
+    tags::write(origin, tag, &record)?;
     Ok(stored)
 }
 
-/// Publishes everything but a tag; returns the bytes of the objects that were new. Whether all that the placement names is
-/// there is not looked at: a part of a layer may lack most of it.
+/// Publishes everything but bundle and tag; gives the bytes of the objects that were new, and the frame of the metadata.
+/// Whether all that the placement names is there is not looked at: a part of a layer may lack most of it.
 ///
 /// # Errors
 /// As for [`publish`].
@@ -230,24 +238,32 @@ pub fn publish_objects(
     publisher: &Publisher<'_>,
     staged: &Staged,
     parts: &Parts<'_>,
-) -> Result<u64, BuildError> {
+) -> Result<(u64, Vec<u8>), BuildError> {
     let origin = publisher.origin;
     let mut stored = 0;
     for pack in &staged.packs {
         stored += put_pack(origin, pack)?;
     }
     let (chunks, meta) = (parts.manifest.chunks, parts.manifest.meta);
-    stored += put_frame(origin, &names::chunks(&chunks.digest), chunks, parts.chunks)?;
-    stored += put_frame(origin, &names::meta(&meta.digest), meta, parts.meta)?;
+    let chunks_frame = frame::encode(parts.chunks, META_LEVEL);
+    stored += put_frame(
+        origin,
+        &names::chunks(&chunks.digest),
+        chunks,
+        &chunks_frame,
+    )?;
+    let meta_frame = frame::encode(parts.meta, META_LEVEL);
+    stored += put_frame(origin, &names::meta(&meta.digest), meta, &meta_frame)?;
     let layer = parts.placement.layer;
-    stored += put(origin, &names::manifest(&layer), &parts.manifest.to_bytes())?;
+    let manifest = parts.manifest.to_bytes();
+    stored += put(origin, &names::manifest(&layer), &manifest)?;
     // Another placement may be as right as ours, but only ours has just been read back.
     stored += put(
         origin,
         &names::placement(&layer),
         &parts.placement.to_bytes(),
     )?;
-    Ok(stored)
+    Ok((stored, meta_frame))
 }
 
 /// What is left of a read that only asks whether an object is right: an origin that fails is no answer to that.
@@ -275,17 +291,15 @@ pub(crate) fn put(origin: &dyn Origin, object: &str, bytes: &[u8]) -> Result<u64
     Ok(0)
 }
 
-/// Stores an object that is one frame of `plain`; gives how many bytes were new.
+/// Stores an object that is one frame of `blob`; gives how many bytes were new.
 fn put_frame(
     origin: &dyn Origin,
     object: &str,
     blob: Blob,
-    plain: &[u8],
+    stored: &[u8],
 ) -> Result<u64, BuildError> {
-    let stored = frame::encode(plain, META_LEVEL);
-    frame::check_claim(to_u64(stored.len()), to_u64(plain.len()))
-        .map_err(BuildError::Unreadable)?;
-    if origin.create(object, &mut stored.as_slice())? == Created::New {
+    frame::check_claim(to_u64(stored.len()), blob.size).map_err(BuildError::Unreadable)?;
+    if origin.create(object, &mut &*stored)? == Created::New {
         return Ok(to_u64(stored.len()));
     }
     // Another version of zstd may have made other bytes of the same plain ones.
@@ -295,7 +309,7 @@ fn put_frame(
         Err(_) => {}
     }
     tracing::warn!(object, "damaged object on the origin is replaced");
-    origin.replace(object, &stored)?;
+    origin.replace(object, stored)?;
     Ok(0)
 }
 

@@ -5,63 +5,38 @@
 //! DISK/lock                held by whoever has the disk open
 //! DISK/NAME.data, .index   pairs
 //! DISK/NAME.lsmt           sealed layers of this disk
+//! DISK/lowers/             where published layers are mounted that the disk lies on
 //! ```
 //! `disk.json` is always written before files get a new meaning and after they are complete: whatever is killed in between,
 //! what it names opens. Files that it does not name are leftovers and are removed when the disk is opened.
 
 use std::fs::{self, File};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use rustix::fs::FlockOperation;
-use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 use super::DiskError;
+pub use super::committed::write_merged;
+use super::compare::first_difference;
 use super::device::BlockDevice;
+use super::import::import_raw;
 use super::layer::Layer;
 use super::live::{LiveDisk, View};
+use super::map::Map;
 use super::pair::Pair;
 use super::seal::{commit, seal};
 use super::stack::{LAYERS_MAX, Stack};
+pub use super::state::{DiskState, Lower, open_lower, read_state};
+use super::state::{
+    FORMAT, STATE, create_pair, file_name, header_of, is_disk, open_pair, pair_paths, random_uuid,
+    remove_leftovers, take_lock, write_state,
+};
 use crate::format::FormatError;
 use crate::format::overlaybd::SECTOR;
-use crate::format::overlaybd::header::{Header, Uuid};
+use crate::format::overlaybd::header::Uuid;
+use crate::format::overlaybd::record::Record;
 use crate::media::Media;
 use crate::media::file::FileMedia;
-
-/// Format of `disk.json`.
-const FORMAT: u32 = 1;
-const STATE: &str = "disk.json";
-const LOCK: &str = "lock";
-
-/// How a layer lies on disk.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase", deny_unknown_fields)]
-pub enum Lower {
-    /// An OverlayBD file: LSMT, ZFile or tar around either.
-    Lsmt(PathBuf),
-    /// An image without format.
-    Raw(PathBuf),
-    /// A pair of this disk that is not sealed yet: `NAME.data` and `NAME.index`.
-    Pair(String),
-}
-
-/// `disk.json`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DiskState {
-    /// 1.
-    pub format: u32,
-    /// Bytes of the disk.
-    pub virtual_size: u64,
-    /// Layers that are not written to, bottom to top. Relative paths are below the folder.
-    pub layers: Vec<Lower>,
-    /// The pair that takes writes.
-    pub top: String,
-    /// Number of the next pair.
-    pub next: u64,
-}
 
 /// A disk that is open; nobody else can open it meanwhile.
 #[derive(Debug)]
@@ -80,135 +55,6 @@ struct Guarded {
     base: Vec<Layer>,
 }
 
-fn file_name(path: &Path) -> String {
-    path.display().to_string()
-}
-
-fn random_uuid() -> Result<Uuid, DiskError> {
-    let path = Path::new("/dev/urandom");
-    let mut bytes = [0; 16];
-    FileMedia::open(path)
-        .and_then(|file| file.read_at(&mut bytes, 0))
-        .map_err(DiskError::io("read", &file_name(path)))?;
-    Ok(Uuid::random(bytes))
-}
-
-/// Reads `disk.json` of a folder.
-///
-/// # Errors
-/// When it is missing, damaged, or of another format.
-pub fn read_state(folder: &Path) -> Result<DiskState, DiskError> {
-    let path = folder.join(STATE);
-    let bytes = fs::read(&path).map_err(DiskError::io("read", &file_name(&path)))?;
-    let wrong = |found: String| {
-        let expected = format!("the state of a disk of format {FORMAT}");
-        DiskError::damaged(&file_name(&path))(FormatError::new(STATE, expected, found))
-    };
-    let state: DiskState =
-        serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
-    let named = state.layers.iter().filter_map(|lower| match lower {
-        Lower::Pair(name) => Some(name),
-        _ => None,
-    });
-    for name in named.chain([&state.top]) {
-        if !is_pair_name(name) {
-            return Err(wrong(format!("a pair `{name}`")));
-        }
-    }
-    if state.format != FORMAT || !state.virtual_size.is_multiple_of(SECTOR) {
-        let found = format!("format {}, size {}", state.format, state.virtual_size);
-        return Err(wrong(found));
-    }
-    Ok(state)
-}
-
-/// `w` and a number: what this file makes and may remove.
-fn is_pair_name(name: &str) -> bool {
-    let digits = name.strip_prefix('w').unwrap_or_default();
-    !digits.is_empty() && digits.len() <= 20 && digits.bytes().all(|b| b.is_ascii_digit())
-}
-
-fn write_state(folder: &Path, state: &DiskState) -> Result<(), DiskError> {
-    let path = folder.join(STATE);
-    let tmp = folder.join("disk.json.tmp");
-    let write = || {
-        let mut file = File::create(&tmp)?;
-        file.write_all(&serde_json::to_vec_pretty(state)?)?;
-        file.sync_all()?;
-        fs::rename(&tmp, &path)?;
-        File::open(folder)?.sync_all()
-    };
-    write().map_err(DiskError::io("write", &file_name(&path)))
-}
-
-fn pair_paths(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
-    (
-        folder.join(format!("{name}.data")),
-        folder.join(format!("{name}.index")),
-    )
-}
-
-fn open_pair(folder: &Path, name: &str) -> Result<Pair, DiskError> {
-    let (data, index) = pair_paths(folder, name);
-    let open = |path: &Path| -> Result<Arc<dyn Media>, DiskError> {
-        let file =
-            FileMedia::open_writable(path).map_err(DiskError::io("open", &file_name(path)))?;
-        Ok(Arc::new(file))
-    };
-    Pair::open(open(&data)?, open(&index)?, &file_name(&data))
-}
-
-fn create_pair(
-    folder: &Path,
-    name: &str,
-    virtual_size: u64,
-    parent: Option<Uuid>,
-) -> Result<Pair, DiskError> {
-    let (data, index) = pair_paths(folder, name);
-    let create = |path: &Path| -> Result<Arc<dyn Media>, DiskError> {
-        let file = FileMedia::create(path).map_err(DiskError::io("create", &file_name(path)))?;
-        Ok(Arc::new(file))
-    };
-    let header = Header {
-        flags: 0,
-        index_offset: 0,
-        index_records: 0,
-        virtual_size,
-        uuid: Some(random_uuid()?),
-        parent,
-        user_tag: Vec::new(),
-    };
-    Pair::create(create(&data)?, create(&index)?, header, &file_name(&data))
-}
-
-/// Opens a layer that is not written to.
-///
-/// # Errors
-/// As for [`Layer::open`].
-pub fn open_lower(folder: &Path, lower: &Lower) -> Result<Layer, DiskError> {
-    let open = |path: &Path| -> Result<(Arc<dyn Media>, String), DiskError> {
-        let path = folder.join(path);
-        let name = file_name(&path);
-        let file = FileMedia::open(&path).map_err(DiskError::io("open", &name))?;
-        Ok((Arc::new(file), name))
-    };
-    match lower {
-        Lower::Lsmt(path) => {
-            let (file, name) = open(path)?;
-            Layer::open(file, &name)
-        }
-        Lower::Raw(path) => {
-            let (file, name) = open(path)?;
-            Layer::raw(file, &name)
-        }
-        Lower::Pair(name) => {
-            let (data, _) = pair_paths(folder, name);
-            let (file, name) = open(&data)?;
-            Layer::open(file, &name)
-        }
-    }
-}
-
 fn newest_uuid(layers: &[Layer]) -> Option<Uuid> {
     layers.last().and_then(|layer| layer.trailer.uuid)
 }
@@ -220,22 +66,81 @@ fn stack(layers: &[Layer]) -> Result<Option<Arc<Stack>>, DiskError> {
     Ok(Some(Arc::new(Stack::new(layers)?)))
 }
 
-fn take_lock(folder: &Path) -> Result<File, DiskError> {
-    let path = folder.join(LOCK);
-    let failed = DiskError::io("lock", &file_name(&path));
-    let open = File::options().create(true).append(true).open(&path);
-    let file = match open {
-        Ok(file) => file,
-        Err(error) => return Err(failed(error)),
-    };
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(DiskError::Invalid(format!(
-            "disk `{}` is open in another process; detach it there first",
-            folder.display()
-        ))),
-        Err(error) => Err(failed(error.into())),
+/// What a snapshot did.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// The layer's file.
+    pub layer: PathBuf,
+    /// How long writes were held.
+    pub held: Duration,
+}
+
+/// Checks that each pair names what lies below it as its parent, where both have names.
+fn check_pairs<'a>(
+    base: &[Layer],
+    pairs: impl Iterator<Item = &'a Arc<Pair>>,
+) -> Result<(), DiskError> {
+    let mut lower = base
+        .last()
+        .map(|layer| (layer.name.clone(), layer.trailer.uuid));
+    for pair in pairs {
+        if let Some((name, Some(found))) = &lower
+            && let Some(expected) = pair.header().parent
+            && expected != *found
+        {
+            return Err(DiskError::WrongParent {
+                upper: pair.name().to_owned(),
+                lower: name.clone(),
+                expected: expected.to_string(),
+                found: found.to_string(),
+            });
+        }
+        lower = Some((pair.name().to_owned(), pair.header().uuid));
     }
+    Ok(())
+}
+
+fn checked_size(wanted: Option<u64>, below: u64) -> Result<u64, DiskError> {
+    let size = wanted.unwrap_or(below).next_multiple_of(SECTOR);
+    if size == 0 || size < below {
+        return Err(DiskError::Invalid(format!(
+            "a disk of {size} bytes cannot lie on layers of {below} bytes; give a size of at least that"
+        )));
+    }
+    Ok(size)
+}
+
+/// An empty folder for a disk, locked.
+fn new_folder(folder: &Path) -> Result<File, DiskError> {
+    let failed = |error| DiskError::io("create", &file_name(folder))(error);
+    fs::create_dir_all(folder).map_err(failed)?;
+    let lock = take_lock(folder)?;
+    if is_disk(folder).map_err(failed)? {
+        let text = format!("`{}` is a disk already", folder.display());
+        return Err(DiskError::Invalid(text));
+    }
+    remove_leftovers(folder, None).map_err(failed)?;
+    Ok(lock)
+}
+
+/// The pair that takes writes, and the state, which makes the folder a disk.
+fn finish(
+    folder: &Path,
+    virtual_size: u64,
+    layers: Vec<Lower>,
+    parent: Option<Uuid>,
+    number: u64,
+) -> Result<(), DiskError> {
+    let top = format!("w{number}");
+    create_pair(folder, &top, virtual_size, parent)?;
+    let state = DiskState {
+        format: FORMAT,
+        virtual_size,
+        layers,
+        top,
+        next: number + 1,
+    };
+    write_state(folder, &state)
 }
 
 impl DiskFolder {
@@ -249,7 +154,6 @@ impl DiskFolder {
         layers: Vec<Lower>,
         virtual_size: Option<u64>,
     ) -> Result<(), DiskError> {
-        let failed = |error| DiskError::io("create", &file_name(folder))(error);
         if layers.len() >= LAYERS_MAX {
             let text = format!(
                 "expected fewer than {LAYERS_MAX} layers, found {}",
@@ -262,28 +166,33 @@ impl DiskFolder {
             .map(|lower| open_lower(folder, lower))
             .collect::<Result<Vec<_>, _>>()?;
         let below = stack(&opened)?.map_or(0, |stack| stack.len());
-        let size = virtual_size.unwrap_or(below).next_multiple_of(SECTOR);
-        if size == 0 || size < below {
-            return Err(DiskError::Invalid(format!(
-                "a disk of {size} bytes cannot lie on layers of {below} bytes; give a size of at least that"
-            )));
-        }
-        fs::create_dir_all(folder).map_err(failed)?;
-        let _lock = take_lock(folder)?;
-        if fs::exists(folder.join(STATE)).map_err(failed)? {
-            let text = format!("`{}` is a disk already", folder.display());
-            return Err(DiskError::Invalid(text));
-        }
-        remove_leftovers(folder, None).map_err(failed)?;
-        create_pair(folder, "w0", size, newest_uuid(&opened))?;
-        let state = DiskState {
-            format: FORMAT,
-            virtual_size: size,
-            layers,
-            top: "w0".to_owned(),
-            next: 1,
-        };
-        write_state(folder, &state)
+        let size = checked_size(virtual_size, below)?;
+        let _lock = new_folder(folder)?;
+        finish(folder, size, layers, newest_uuid(&opened), 0)
+    }
+
+    /// Makes a disk that begins with the contents of a raw image, copied: nobody needs the image afterwards. Holes and zeros
+    /// take no room.
+    ///
+    /// # Errors
+    /// As for [`DiskFolder::create`].
+    pub fn create_from_raw(
+        folder: &Path,
+        image: &FileMedia,
+        virtual_size: Option<u64>,
+    ) -> Result<(), DiskError> {
+        let there = image
+            .size()
+            .map_err(DiskError::io("read", &file_name(image.path())))?;
+        let size = checked_size(virtual_size, there)?;
+        let _lock = new_folder(folder)?;
+        let path = folder.join("w0.lsmt");
+        let name = file_name(&path);
+        let out = FileMedia::replace(&path).map_err(DiskError::io("create", &name))?;
+        let uuid = random_uuid()?;
+        import_raw(image, &out, header_of(size, Some(uuid), None), &name)?;
+        let layers = vec![Lower::Lsmt(PathBuf::from("w0.lsmt"))];
+        finish(folder, size, layers, Some(uuid), 1)
     }
 
     /// Opens a disk, after whatever happened to it.
@@ -311,10 +220,12 @@ impl DiskFolder {
             };
             frozen.push(Arc::new(open_pair(folder, name)?));
         }
+        let top = Arc::new(open_pair(folder, &state.top)?);
+        check_pairs(&base, frozen.iter().chain([&top]))?;
         let view = View {
             base: stack(&base)?,
             frozen,
-            top: Arc::new(open_pair(folder, &state.top)?),
+            top,
         };
         let disk = Arc::new(LiveDisk::new(view, state.virtual_size));
         let opened = Self {
@@ -347,7 +258,7 @@ impl DiskFolder {
     ///
     /// # Errors
     /// What the disk said. The disk is as it was, or the layer is sealed when the disk is opened the next time.
-    pub fn snapshot(&self) -> Result<PathBuf, DiskError> {
+    pub fn snapshot(&self) -> Result<Snapshot, DiskError> {
         let mut guarded = self.lock();
         if guarded.state.layers.len() + 1 >= LAYERS_MAX {
             let text = format!("the disk has {LAYERS_MAX} layers; merge some first");
@@ -368,9 +279,32 @@ impl DiskFolder {
         // Before the switch: a pair that is written to after this is opened as what lies below.
         write_state(&self.folder, &state)?;
         guarded.state = state;
-        self.disk.freeze(Arc::new(pair));
+        let held = self.disk.freeze(Arc::new(pair));
         self.seal_frozen(&mut guarded)?;
-        Ok(self.folder.join(format!("{old}.data")))
+        Ok(Snapshot {
+            layer: self.folder.join(format!("{old}.data")),
+            held,
+        })
+    }
+
+    /// A snapshot where something was written since the last one.
+    ///
+    /// # Errors
+    /// As for [`DiskFolder::snapshot`].
+    pub fn snapshot_if_written(&self) -> Result<Option<Snapshot>, DiskError> {
+        self.snapshot_beyond(0)
+    }
+
+    /// A snapshot where what was written since the last one has more than so many extents: the map of a writable layer costs
+    /// several times the memory of a sealed one's.
+    ///
+    /// # Errors
+    /// As for [`DiskFolder::snapshot`].
+    pub fn snapshot_beyond(&self, extents: usize) -> Result<Option<Snapshot>, DiskError> {
+        if self.disk.view().top.extents() <= extents {
+            return Ok(None);
+        }
+        self.snapshot().map(Some)
     }
 
     /// Seals the pairs that take no writes any more, and puts them under the merged index.
@@ -381,8 +315,15 @@ impl DiskFolder {
                 return Ok(());
             };
             let (data, index) = pair_paths(&self.folder, &name);
-            let lower = Lower::Lsmt(PathBuf::from(format!("{name}.data")));
-            seal(&pair)?;
+            let lower = match self.seal_one(&pair, &name) {
+                Ok(lower) => lower,
+                Err(error @ DiskError::TooManyExtents { .. }) => {
+                    // It is read as it is; the disk works, with one more map to look through.
+                    tracing::warn!(%error, "a layer cannot be sealed");
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            };
             let layer = open_lower(&self.folder, &lower)?;
             let mut base = guarded.base.clone();
             base.push(layer);
@@ -401,8 +342,86 @@ impl DiskFolder {
             if let Err(error) = fs::remove_file(&index) {
                 tracing::warn!(path = %data.display(), %error, "the index of a sealed layer stays");
             }
+            remove_leftovers(&self.folder, Some(&guarded.state))
+                .map_err(DiskError::io("clean", &file_name(&self.folder)))?;
         }
         Ok(())
+    }
+
+    /// Seals a pair where it lies; where its extents are too many, in a new file, in which data that was written apart
+    /// lies together.
+    fn seal_one(&self, pair: &Pair, name: &str) -> Result<Lower, DiskError> {
+        match seal(pair) {
+            Ok(()) => Ok(Lower::Lsmt(PathBuf::from(format!("{name}.data")))),
+            Err(DiskError::TooManyExtents { .. }) => {
+                let lower = PathBuf::from(format!("{name}.lsmt"));
+                let path = self.folder.join(&lower);
+                let out = FileMedia::replace(&path)
+                    .map_err(DiskError::io("create", &file_name(&path)))?;
+                let map = Map::new(pair.records());
+                let data = pair.data();
+                let mut read = |record: Record, buffer: &mut [u8]| {
+                    data.read_at(buffer, record.place() * SECTOR)
+                };
+                commit(&map, pair.header(), &mut read, &out, &file_name(&path))?;
+                Ok(Lower::Lsmt(lower))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Lets the lowest `count` layers be `lowers` from now on, whose contents are the same: that is checked, sector by
+    /// sector. I/O goes on.
+    ///
+    /// # Errors
+    /// When they differ, with the first place; when a layer above names another parent; what the disk said.
+    pub fn restack(&self, count: usize, lowers: Vec<Lower>) -> Result<(), DiskError> {
+        let mut guarded = self.lock();
+        let Some(old) = guarded.base.get(..count).filter(|old| !old.is_empty()) else {
+            return Err(DiskError::Invalid(format!(
+                "expected 1 to {} sealed layers to replace, found {count}",
+                guarded.base.len()
+            )));
+        };
+        let new = lowers
+            .iter()
+            .map(|lower| open_lower(&self.folder, lower))
+            .collect::<Result<Vec<_>, _>>()?;
+        let (before, after) = (Stack::new(old)?, Stack::new(&new)?);
+        if let Some(offset) = first_difference(&before, &after)? {
+            return Err(DiskError::Invalid(format!(
+                "the new layers are not equal to the lowest {count} of the disk: they differ in the sector at byte {offset}"
+            )));
+        }
+        let mut base = guarded.base.clone();
+        base.splice(..count, new);
+        let merged = stack(&base)?;
+        let view = self.disk.view();
+        check_pairs(&base, view.frozen.iter().chain([&view.top]))?;
+        let mut state = guarded.state.clone();
+        state.layers.splice(..count, lowers);
+        self.exchange(&mut guarded, state, base, merged)
+    }
+
+    /// The state first, then what requests see; then what is not needed any more goes.
+    fn exchange(
+        &self,
+        guarded: &mut Guarded,
+        state: DiskState,
+        base: Vec<Layer>,
+        merged: Option<Arc<Stack>>,
+    ) -> Result<(), DiskError> {
+        write_state(&self.folder, &state)?;
+        self.disk.switch(|view| view.base = merged);
+        guarded.state = state;
+        guarded.base = base;
+        remove_leftovers(&self.folder, Some(&guarded.state))
+            .map_err(DiskError::io("clean", &file_name(&self.folder)))
+    }
+
+    /// The sealed layers, bottom to top.
+    pub fn sealed_layers(&self) -> Vec<Layer> {
+        self.lock().base.clone()
     }
 
     /// Merges the sealed layers `range` (counted from the bottom) into one file. I/O goes on. Files of this disk that are
@@ -429,63 +448,9 @@ impl DiskFolder {
         let mut state = guarded.state.clone();
         state.layers.splice(range, [lower]);
         state.next += 1;
-        write_state(&self.folder, &state)?;
-        self.disk.switch(|view| view.base = merged);
-        guarded.state = state;
-        guarded.base = base;
-        remove_leftovers(&self.folder, Some(&guarded.state))
-            .map_err(DiskError::io("clean", &file_name(&self.folder)))?;
+        self.exchange(&mut guarded, state, base, merged)?;
         Ok(path)
     }
-}
-
-/// Writes layers (bottom to top) as one committed layer file.
-///
-/// # Errors
-/// When the layers do not fit each other, or the file exists or cannot be written.
-pub fn write_merged(layers: &[Layer], path: &Path) -> Result<(), DiskError> {
-    let name = file_name(path);
-    let stack = Stack::new(layers)?;
-    let (Some(lowest), Some(newest)) = (layers.first(), layers.last()) else {
-        return Err(DiskError::Invalid("no layers to merge".to_owned()));
-    };
-    let header = Header {
-        virtual_size: stack.len(),
-        parent: lowest.trailer.parent,
-        ..newest.trailer.clone()
-    };
-    let out = FileMedia::create(path).map_err(DiskError::io("create", &name))?;
-    let mut read = |record, buffer: &mut [u8]| stack.read_record(record, buffer);
-    commit(stack.map(), &header, &mut read, &out, &name)
-}
-
-/// Removes pairs and merged layers that the state does not name, and nothing else.
-fn remove_leftovers(folder: &Path, state: Option<&DiskState>) -> std::io::Result<()> {
-    let named = |file: &str| {
-        let Some(state) = state else { return false };
-        let of_pair = |name: &String| {
-            file.strip_prefix(&**name)
-                .is_some_and(|e| e.starts_with('.'))
-        };
-        of_pair(&state.top)
-            || state.layers.iter().any(|lower| match lower {
-                Lower::Pair(name) => of_pair(name),
-                Lower::Lsmt(path) | Lower::Raw(path) => path == Path::new(file),
-            })
-    };
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let Ok(file) = entry.file_name().into_string() else {
-            continue;
-        };
-        let ours = file
-            .split_once('.')
-            .is_some_and(|(name, e)| is_pair_name(name) && matches!(e, "data" | "index" | "lsmt"));
-        if ours && !named(&file) {
-            fs::remove_file(entry.path())?;
-        }
-    }
-    Ok(())
 }
 
 impl Drop for DiskFolder {

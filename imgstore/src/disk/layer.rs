@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use super::DiskError;
+use super::map::Map;
+use super::pair::Recovered;
 use super::zfile::ZFileMedia;
 use crate::format::overlaybd::header::Header;
 use crate::format::overlaybd::record::{Record, SECTORS_MAX, parse_sealed};
@@ -22,7 +24,7 @@ pub struct Layer {
     /// The header's and, where they differ, the trailer's fields: the trailer counts.
     pub trailer: Header,
     /// Sorted, without overlaps.
-    pub records: Vec<Record>,
+    pub records: Arc<[Record]>,
     /// What it was wrapped in.
     pub wrapping: Wrapping,
 }
@@ -94,9 +96,20 @@ impl Layer {
             name: name.to_owned(),
             media,
             trailer,
-            records,
+            records: records.into(),
             wrapping,
         })
+    }
+
+    /// What a writable pair holds now, as a layer that is read: the pair must not be written to meanwhile.
+    pub fn of_pair(data: Arc<dyn Media>, found: &Recovered, name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            media: data,
+            trailer: found.header.clone(),
+            records: Map::new(found.map.records()).records().into(),
+            wrapping: Wrapping::default(),
+        }
     }
 
     /// Sectors of the layer's own disk; all there can be, where it leaves the size to the layers below.
@@ -137,7 +150,7 @@ impl Layer {
                 parent: None,
                 user_tag: Vec::new(),
             },
-            records,
+            records: records.into(),
             wrapping: Wrapping::default(),
         })
     }

@@ -11,6 +11,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use super::device::BlockDevice;
 use super::map::Piece;
@@ -91,23 +92,35 @@ impl LiveDisk {
         Arc::clone(&self.view.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Changes what requests see, between two writes. Nothing slow may happen in `change`: writes wait for it.
-    pub fn switch<T>(&self, change: impl FnOnce(&mut View) -> T) -> T {
+    /// Changes what requests see, between two writes, and how long writes were held for it. Nothing slow may happen in
+    /// `change`.
+    pub fn switch(&self, change: impl FnOnce(&mut View)) -> Duration {
+        let begun = Instant::now();
         let gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         let mut view = View::clone(&self.view());
-        let done = change(&mut view);
+        change(&mut view);
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
         drop(gate);
-        done
+        begun.elapsed()
     }
 
-    /// From now on writes go to `top`; what took them until now, which nobody writes to any more.
-    pub fn freeze(&self, top: Arc<Pair>) -> Arc<Pair> {
+    /// From now on writes go to `top`; nobody writes any more to what took them until now. How long writes were held.
+    pub fn freeze(&self, top: Arc<Pair>) -> Duration {
         self.switch(|view| {
             let old = std::mem::replace(&mut view.top, top);
-            view.frozen.push(Arc::clone(&old));
-            old
+            view.frozen.push(old);
         })
+    }
+
+    /// Writes to the top, and flushes it where too much waits for that: not behind the gate, where a switch would wait for
+    /// the disk.
+    fn change(&self, change: impl FnOnce(&Pair) -> io::Result<()>) -> io::Result<()> {
+        let gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let top = Arc::clone(&self.view().top);
+        let done = change(&top);
+        drop(gate);
+        done?;
+        top.flush_if_full()
     }
 
     fn sectors(&self, offset: u64, len: u64) -> io::Result<Range<u64>> {
@@ -152,10 +165,7 @@ impl BlockDevice for LiveDisk {
         if sectors.is_empty() {
             return Ok(());
         }
-        let gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
-        let done = self.view().top.write(sectors.start, bytes);
-        drop(gate);
-        done
+        self.change(|top| top.write(sectors.start, bytes))
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
@@ -163,11 +173,7 @@ impl BlockDevice for LiveDisk {
         if sectors.is_empty() {
             return Ok(());
         }
-        let gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
-        let sectors_len = sectors.end - sectors.start;
-        let done = self.view().top.discard(sectors.start, sectors_len);
-        drop(gate);
-        done
+        self.change(|top| top.discard(sectors.start, sectors.end - sectors.start))
     }
 
     fn flush(&self) -> io::Result<()> {

@@ -25,10 +25,10 @@ use crate::media::Media;
 
 /// Most sectors of one record of data: 4 MiB, as the other writers split.
 const WRITE_SECTORS_MAX: u64 = 8192;
-/// Records that may wait for a flush; one more is flushed with all of them.
+/// Records that may wait for a flush; with one more, the next writer flushes all of them.
 const PENDING_MAX: usize = 16_384;
-/// Most records of an index file, as in containerd/overlaybd.
-const RECORDS_MAX: u64 = 128_000_000;
+/// Most bytes of records in an index file: 128,000,000 records, as in containerd/overlaybd.
+const INDEX_BYTES_MAX: u64 = 128_000_000 * 16;
 
 /// What two files of a pair hold, without changing them.
 #[derive(Debug)]
@@ -77,7 +77,12 @@ impl Recovered {
             return Err(DiskError::damaged(name)(error));
         }
         let start = to_u64(HEADER_BYTES);
-        let mut raw = vec![0; to_usize((index_len - start).min(RECORDS_MAX * 16))];
+        if index_len - start > INDEX_BYTES_MAX {
+            let expected = format!("at most {INDEX_BYTES_MAX}");
+            let error = FormatError::new("bytes of records in the index file", expected, index_len);
+            return Err(DiskError::damaged(name)(error));
+        }
+        let mut raw = vec![0; to_usize(index_len - start)];
         index
             .read_at(&mut raw, start)
             .map_err(DiskError::io("read", name))?;
@@ -239,6 +244,11 @@ impl Pair {
         self.read_state().map.pieces(sectors).collect()
     }
 
+    /// How many mappings it has.
+    pub fn extents(&self) -> usize {
+        self.read_state().map.len()
+    }
+
     /// All that it maps, in order.
     pub fn records(&self) -> Vec<Record> {
         self.read_state().map.records().collect()
@@ -258,7 +268,7 @@ impl Pair {
         Ok(place)
     }
 
-    fn map(&self, records: impl IntoIterator<Item = Record>) -> io::Result<()> {
+    fn map(&self, records: impl IntoIterator<Item = Record>) {
         let mut state = self.write_state();
         for record in records {
             state.map.insert(record);
@@ -266,8 +276,14 @@ impl Pair {
             // Only now that its data is written: a flush that runs between reserving and writing must not take this away.
             state.dirty |= !record.is_zeroed();
         }
-        let full = state.pending.len() > PENDING_MAX;
-        drop(state);
+    }
+
+    /// Flushes where many records wait for it. Whoever writes calls this after the write.
+    ///
+    /// # Errors
+    /// As for [`Pair::flush`].
+    pub fn flush_if_full(&self) -> io::Result<()> {
+        let full = self.read_state().pending.len() > PENDING_MAX;
         if full { self.flush() } else { Ok(()) }
     }
 
@@ -286,7 +302,7 @@ impl Pair {
             let sectors = to_u64(part.len() / sector);
             let place = self.append(sectors)?;
             self.data.write_at(part, place * SECTOR)?;
-            self.map([Record::data(at, sectors, place, 0)])?;
+            self.map([Record::data(at, sectors, place, 0)]);
             at += sectors;
         }
         Ok(())
@@ -295,7 +311,7 @@ impl Pair {
     /// Makes sectors read as zeros, whatever lies below.
     ///
     /// # Errors
-    /// What a flush said, where too many records waited.
+    /// None so far.
     pub fn discard(&self, lba: u64, sectors: u64) -> io::Result<()> {
         // Any place inside the data part will do, and the first is there whatever else is lost.
         let place = PLACE_MIN;
@@ -306,7 +322,8 @@ impl Pair {
             records.push(Record::zeroed(at, step, place, 0));
             at += step;
         }
-        self.map(records)
+        self.map(records);
+        Ok(())
     }
 
     /// Makes everything written before this call survive a loss of power.
@@ -333,6 +350,13 @@ impl Pair {
         // Lost on failure, with the pair: see above.
         *end = None;
         let bytes: Vec<u8> = pending.iter().flat_map(|r| r.to_bytes()).collect();
+        if start + to_u64(bytes.len()) > to_u64(HEADER_BYTES) + INDEX_BYTES_MAX {
+            let text = format!(
+                "`{}`: too many writes since the last snapshot; open the disk again and take one",
+                self.name
+            );
+            return Err(io::Error::new(io::ErrorKind::StorageFull, text));
+        }
         if dirty {
             self.data.sync()?;
         }

@@ -7,7 +7,6 @@ use std::io;
 use super::DiskError;
 use super::map::Map;
 use super::pair::Pair;
-use crate::format::FormatError;
 use crate::format::overlaybd::header::{DATA, HEADER, Header, RECORDS_MAX, SEALED};
 use crate::format::overlaybd::record::{PLACE_MIN, RECORD_BYTES, Record};
 use crate::format::overlaybd::{HEADER_BYTES, SECTOR};
@@ -47,9 +46,11 @@ fn few_enough(records: usize, name: &str) -> Result<(), DiskError> {
     if to_u64(records) <= RECORDS_MAX {
         return Ok(());
     }
-    let expected = format!("at most {RECORDS_MAX}; write the disk anew with `dsec disk commit`");
-    let error = FormatError::new("records of the layer to seal", expected, records);
-    Err(DiskError::damaged(name)(error))
+    Err(DiskError::TooManyExtents {
+        name: name.to_owned(),
+        found: to_u64(records),
+        max: RECORDS_MAX,
+    })
 }
 
 /// Seals a pair in its data file, which is a layer afterwards. Nobody may write to it any more; its index file has no

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::ahead::Ahead;
 use super::origins::{Fetched, OriginSet, Spent};
 use super::pace::Pace;
 use super::plan::{RANGE_BYTES_MAX, RangePlan, plan};
@@ -46,8 +47,9 @@ const TRACED_RANGE_BYTES_MIN: u64 = 128 << 10;
 const TRACED_RANGE_BYTES_FIRST: u64 = 512 << 10;
 /// A range of a trace should take about so long: a reader who comes meanwhile shares the link with it.
 const TRACED_RANGE_MS: u64 = 20;
-/// What a reader takes out of a trace's waiting range: its segment, and what was read right after it when the trace was made.
-const PROMOTED_BYTES_MAX: u64 = 256 << 10;
+/// What a reader takes out of a trace's waiting range: its segment, and what was read right after it when the trace was made. More
+/// when as much of the trace has proved right and the link carries it in half the time of a range.
+const PROMOTED_BYTES_MIN: u64 = 64 << 10;
 /// A fetch thread needs little stack: a request, no recursion.
 const STACK_BYTES: usize = 512 << 10;
 
@@ -138,6 +140,7 @@ struct State {
     demanding: usize,
     tracing: usize,
     tracing_bytes: u64,
+    ahead: Ahead,
     /// Bound of the next range of a trace, as the link is known so far; 0 before.
     traced_range_bytes: u64,
     /// Ranges that are being fetched or delivered.
@@ -325,9 +328,27 @@ impl FetchQueue {
         }
     }
 
+    /// Whether those who read do not say what they read of what a trace brought: it is followed to its end then.
+    pub fn set_blind(&self, blind: bool) {
+        self.shared.lock().ahead.set_blind(blind);
+        self.shared.work.notify_all();
+    }
+
+    /// Of what a trace brought of this layer, so many stored bytes were read: it may be followed further.
+    pub fn traced_read(&self, layer: &Digest, bytes: u64) {
+        let mut state = self.shared.lock();
+        state.ahead.read(layer, bytes);
+        let more = !state.traced.is_empty();
+        drop(state);
+        if more {
+            self.shared.work.notify_one();
+        }
+    }
+
     /// Forgets the ranges of traces that wait, of the layers that `layer` says yes to; their segments.
     pub fn cancel_traced(&self, layer: impl Fn(&Digest) -> bool) -> Vec<Digest> {
         let mut state = self.shared.lock();
+        state.ahead.forget(&layer);
         let (gone, kept) = std::mem::take(&mut state.traced)
             .into_iter()
             .partition(|job| layer(&job.layer.digest));
@@ -353,6 +374,9 @@ impl FetchQueue {
                 segment.is_some_and(|s| state.want(&s.digest(), priority))
             })
             .collect();
+        if priority == Priority::Trace {
+            state.ahead.start(layer.digest);
+        }
         let bytes_max = match priority {
             // Cut when they begin, as the link then is.
             Priority::Trace => u64::MAX,
@@ -468,7 +492,14 @@ impl State {
         let segments = &layer.manifest.segments;
         let is_it = |index: usize| segments.get(index).is_some_and(|s| s.digest() == *digest);
         let index = plan.parts.iter().map(|p| p.index).find(|i| is_it(*i));
-        let (before, taken, behind) = plan.take(index.unwrap_or(usize::MAX), PROMOTED_BYTES_MAX);
+        let proved = self.ahead.read_bytes(&layer.digest);
+        let bytes_max = proved.min(self.traced_range_bytes / 2);
+        let bytes_max = bytes_max.max(PROMOTED_BYTES_MIN);
+        let (before, taken, behind) = plan.take(index.unwrap_or(usize::MAX), bytes_max);
+        let asked = taken.as_ref().and_then(|plan| plan.parts.first());
+        let bytes = asked.map_or(0, |part| part.len);
+        self.ahead.begin(&layer.digest, bytes);
+        self.ahead.read(&layer.digest, bytes);
         let job = |plan, priority| Job {
             layer: Arc::clone(&layer),
             plan,
@@ -488,13 +519,17 @@ impl State {
         self.traced_range_bytes = bytes.clamp(TRACED_RANGE_BYTES_MIN, TRACED_RANGE_BYTES_MAX);
     }
 
-    /// Cuts the next range of a trace to what the link and the budget bear.
-    fn shorten_front(&mut self, bytes_max: u64) {
+    /// Longest range of a trace that the link and the budget bear.
+    fn range_bytes_max(&self, budget: u64) -> u64 {
         let known = match self.traced_range_bytes {
             0 => TRACED_RANGE_BYTES_FIRST,
             bytes => bytes,
         };
-        let max = known.min((bytes_max / 2).max(TRACED_RANGE_BYTES_MIN));
+        known.min((budget / 2).max(TRACED_RANGE_BYTES_MIN))
+    }
+
+    /// Cuts the next range of a trace to this.
+    fn shorten_front(&mut self, max: u64) {
         let long = |job: &&Job| job.plan.range.len > max;
         if self.traced.front().filter(long).is_none() {
             return;
@@ -519,7 +554,17 @@ impl State {
         if self.demanding > 0 {
             return None;
         }
-        self.shorten_front(bytes_max);
+        let max = self.range_bytes_max(bytes_max);
+        let left = |job: &Job| self.ahead.left(&job.layer.digest, max / 2);
+        // Not in dribs and drabs: a reader who is faster takes what it needs.
+        let may = |job: &Job| left(job) >= job.plan.range.len.min(max / 2);
+        let at = self.traced.iter().position(may)?;
+        let max = self.traced.get(at).map_or(0, left).min(max);
+        // The layers that must wait keep their order behind it.
+        if let Some(job) = self.traced.remove(at) {
+            self.traced.push_front(job);
+        }
+        self.shorten_front(max);
         let len = self.traced.front()?.plan.range.len;
         let fits = self.tracing == 0
             || (self.tracing < TRACED_JOBS_MAX && self.tracing_bytes + len <= bytes_max);
@@ -528,7 +573,9 @@ impl State {
         }
         self.tracing += 1;
         self.tracing_bytes += len;
-        self.traced.pop_front()
+        let job = self.traced.pop_front()?;
+        self.ahead.begin(&job.layer.digest, len);
+        Some(job)
     }
 
     /// A job has ended; the segments for which a reader came meanwhile.
@@ -545,6 +592,9 @@ impl State {
         for (part, digest) in job.plan.parts.iter().zip(job.digests()) {
             self.wanted.remove(&digest);
             if self.joined.remove(&digest) {
+                if job.priority == Priority::Trace {
+                    self.ahead.read(&job.layer.digest, part.len);
+                }
                 joined.push(part.index);
             }
         }

@@ -10,8 +10,12 @@ pub const INDEX: &str = "index.json";
 pub const MANIFESTS: &str = "manifests/";
 /// Folder of placements.
 pub const PLACEMENTS: &str = "placements/";
+/// Folder of bundles.
+pub const BUNDLES: &str = "bundles/";
 /// Folder of tags.
 pub const TAGS: &str = "tags/";
+/// Folder of traces.
+pub const TRACES: &str = "traces/";
 /// Folder of leases.
 pub const LEASES: &str = "leases/";
 /// Folder of the collector's records.
@@ -20,11 +24,12 @@ pub const GC: &str = "gc/";
 pub const GC_RECORD: &str = "gc/record-";
 /// How the names of objects start that are written to see the origin's clock.
 pub const GC_CLOCK: &str = "gc/clock-";
-/// The folders of immutable objects and placements with the ending of their names, in the order in which an unneeded layer
+/// The folders of immutable objects, placements and bundles with the ending of their names, in the order in which an unneeded layer
 /// goes away: what names the rest first.
-pub const COLLECTED: [(&str, &str); 5] = [
+pub const COLLECTED: [(&str, &str); 6] = [
     (MANIFESTS, ".json"),
     (PLACEMENTS, ".json"),
+    (BUNDLES, ".bundle"),
     ("meta/", ".erofs.zst"),
     ("chunks/", ".zst"),
     ("packs/", ".zst"),
@@ -56,6 +61,11 @@ pub fn placement(layer: &Digest) -> String {
     fan_out("placements", layer, ".json")
 }
 
+/// A layer's bundle: a copy of manifest, placement and metadata image.
+pub fn bundle(layer: &Digest) -> String {
+    fan_out("bundles", layer, ".bundle")
+}
+
 /// A chunk table, named by the digest of its plain bytes, stored as one zstd frame.
 pub fn chunks(digest: &Digest) -> String {
     fan_out("chunks", digest, ".zst")
@@ -64,6 +74,13 @@ pub fn chunks(digest: &Digest) -> String {
 /// A published trace, named by its own digest.
 pub fn trace(digest: &Digest) -> String {
     fan_out("traces", digest, ".json")
+}
+
+/// The digest in the name of a trace; `None` for whatever else lies there.
+pub fn parse_trace(object: &str) -> Option<Digest> {
+    let hex = object.strip_prefix(TRACES)?.strip_suffix(".json")?;
+    let digest: Digest = hex.split_once('/')?.1.parse().ok()?;
+    (trace(&digest) == object).then_some(digest)
 }
 
 /// A tag.
@@ -102,6 +119,7 @@ mod tests {
             manifest(&digest),
             placement(&digest),
             chunks(&digest),
+            bundle(&digest),
         ];
         for name in &ours {
             assert_eq!(parse_collected(name), Some(digest), "{name}");
@@ -114,6 +132,9 @@ mod tests {
                 assert_eq!(parse_collected(&other), None, "{other}");
             }
         }
+        assert_eq!(parse_trace(&trace(&digest)), Some(digest));
+        assert_eq!(parse_trace(&trace(&digest).replacen('/', "/0/", 1)), None);
+        assert_eq!(parse_collected(&trace(&digest)), None);
         assert_eq!(parse_collected("packs/ab/README"), None);
         assert_eq!(parse_collected(INDEX), None);
     }

@@ -19,6 +19,28 @@ pub const SECTOR: u64 = 512;
 /// Bytes of a layer's header and trailer.
 pub const HEADER_BYTES: usize = 4096;
 
+/// What a file is, outermost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outermost {
+    /// A tar with one file.
+    Tar,
+    /// A compressed file.
+    ZFile,
+    /// A layer, or a writable file.
+    Lsmt,
+}
+
+/// What a file that begins with `head` (4,096 bytes, or all of a shorter one) is; `None` if it is none of ours.
+pub fn kind_of(head: &[u8]) -> Option<Outermost> {
+    if wrap::payload(head).is_some() {
+        return Some(Outermost::Tar);
+    }
+    if zfile::has_magic(head) {
+        return Some(Outermost::ZFile);
+    }
+    header::Header::parse(head).ok().map(|_| Outermost::Lsmt)
+}
+
 /// Little-endian field of a header; `None` past its end.
 fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
     let field = bytes.get(offset..offset.checked_add(4)?)?;

@@ -18,6 +18,9 @@ pub const INDEX_BYTES_MAX: u64 = 64 << 20;
 pub struct Tag {
     /// How the layer was built: tool, source kind, dictionaries. Free text for people.
     pub build: BTreeMap<String, String>,
+    /// Whether the layer had a bundle when the tag was written.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub bundled: bool,
     /// Seconds since 1970 when the tag was written.
     pub created: u64,
     /// [`FORMAT`].
@@ -28,6 +31,14 @@ pub struct Tag {
     pub layer: Digest,
     /// The tag's own name, so that a misplaced object is noticed.
     pub tag: String,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature that serde wants"
+)]
+const fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 impl Tag {

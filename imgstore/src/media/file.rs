@@ -2,8 +2,12 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::SeekFrom;
 
 use super::Media;
 
@@ -40,6 +44,43 @@ impl FileMedia {
             path,
             OpenOptions::new().read(true).write(true).create_new(true),
         )
+    }
+
+    /// Makes an empty file; one that was there loses what it had.
+    ///
+    /// # Errors
+    /// What the disk said, with the name.
+    pub fn replace(path: &Path) -> io::Result<Self> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(true);
+        Self::with(path, &options)
+    }
+
+    /// The same open file once more.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn again(&self) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            file: self.file.try_clone()?,
+            path: self.path.clone(),
+        }))
+    }
+
+    /// The first range from `from` on that is no hole; `None` if there are only holes.
+    ///
+    /// # Errors
+    /// What the disk said.
+    pub fn next_data(&self, from: u64) -> io::Result<Option<Range<u64>>> {
+        let seek = |to| rustix::fs::seek(&self.file, to);
+        match seek(SeekFrom::Data(from)) {
+            Err(rustix::io::Errno::NXIO) => Ok(None),
+            Err(error) => Err(named(&self.path, &error.into())),
+            Ok(start) => match seek(SeekFrom::Hole(start)) {
+                Ok(end) => Ok(Some(start..end)),
+                Err(error) => Err(named(&self.path, &error.into())),
+            },
+        }
     }
 
     fn with(path: &Path, options: &OpenOptions) -> io::Result<Self> {

@@ -85,6 +85,10 @@ impl Origin for CountingOrigin {
         self.count(|| self.inner.fetch(object, range))
     }
 
+    fn fetch_of(&self, object: &str, size: u64, range: ByteRange) -> Result<Vec<u8>, OriginError> {
+        self.count(|| self.inner.fetch_of(object, size, range))
+    }
+
     fn fetch_all(&self, object: &str, max_len: u64) -> Result<Vec<u8>, OriginError> {
         self.count(|| self.inner.fetch_all(object, max_len))
     }

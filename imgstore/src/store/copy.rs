@@ -6,7 +6,7 @@
 //!    origins can mend each other's packs later), if its bytes have that digest;
 //! 3. other segments go, frame by frame, into new packs.
 //!
-//! Then chunk table, metadata, manifest, placement, and the tag last, as a build publishes: whoever stops in between leaves
+//! Then chunk table, metadata, manifest, placement, bundle, and the tag last, as a build publishes: whoever stops in between leaves
 //! objects that nothing refers to. Doing it again finds packs that are there and goes on. Memory is bounded by a few ranges.
 //!
 //! Before anything is relied on or written for a layer that is not whole yet, a lease on the target names it, so that no
@@ -16,10 +16,12 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::sync::Arc;
 
+use super::bundle::{self, State};
 use super::layer::{self, Layer, LayerError};
 use super::lease::hold::{PATIENCE, publishing};
 use super::places::{self, Places};
 use super::runs::{self, Place, Sought, or_damaged};
+use super::trace;
 use super::transfer::{self, Staging};
 use super::verify::PackState;
 use super::{lease, tags};
@@ -82,6 +84,10 @@ pub struct CopyReport {
     pub packs_whole: u64,
     /// Packs made on the target from single segments.
     pub packs_new: u64,
+    /// Traces that the target lacked.
+    pub traces_copied: u64,
+    /// Traces that tags name and the source has not, or only damaged.
+    pub traces_lost: u64,
     /// Bytes written to the target: packs, chunk tables, metadata, manifests, placements, tags.
     pub bytes_copied: u64,
     /// Bytes read from the source.
@@ -111,15 +117,21 @@ struct Wanted {
     tag: Option<(TagName, Vec<u8>)>,
     layer: Layer,
     manifest: Vec<u8>,
+    /// Whether its tag says that it has a bundle.
+    bundled: bool,
+    /// The trace that its tag names.
+    trace: Option<Digest>,
 }
 
 fn load(from: &dyn Origin, reference: &LayerRef) -> Result<Wanted, CopyError> {
-    let (digest, tag) = match reference {
-        LayerRef::Layer(digest) => (*digest, None),
+    let mut trace = None;
+    let (digest, tag, bundled) = match reference {
+        LayerRef::Layer(digest) => (*digest, None, false),
         LayerRef::Tag(name) => {
-            let digest = layer::read_tag(from, name)?.layer;
+            let record = layer::read_tag(from, name)?;
             let bytes = from.fetch_all(&names::tag(name), TAG_BYTES_MAX)?;
-            (digest, Some((name.clone(), bytes)))
+            trace = trace::of_tag(&record);
+            (record.layer, Some((name.clone(), bytes)), record.bundled)
         }
     };
     // Its own bytes and not ours: they may have fields that this version does not know.
@@ -134,6 +146,8 @@ fn load(from: &dyn Origin, reference: &LayerRef) -> Result<Wanted, CopyError> {
             placement,
         },
         manifest: bytes,
+        bundled,
+        trace,
     })
 }
 
@@ -290,9 +304,20 @@ impl Copier<'_> {
             return Ok(false);
         }
         match &wanted.tag {
+            _ if !self.is_bundled(wanted)? || !self.has_trace(wanted)? => Ok(false),
             None => Ok(true),
             Some((name, bytes)) => self.is_tagged(name, bytes, digest),
         }
+    }
+
+    /// Whether the target has the bundle that the tag speaks of, and no other one.
+    fn is_bundled(&self, wanted: &Wanted) -> Result<bool, CopyError> {
+        let there = layer::open(self.to, &wanted.layer.digest)?;
+        Ok(match bundle::state(self.to, &there)? {
+            State::Right => true,
+            State::Absent => !wanted.bundled,
+            State::Wrong(_) => false,
+        })
     }
 
     /// Makes the lease name all that is known of the layer on the target. Gives the segments that a collection took before.
@@ -477,6 +502,9 @@ impl Copier<'_> {
             self.report.bytes_copied += to_u64(wanted.manifest.len());
         }
         let placed = self.placement(&wanted.layer)?;
+        // The target's own: it says where the segments are there.
+        self.report.bytes_copied += bundle::renew(self.to, digest)?.unwrap_or(0);
+        self.trace(wanted)?;
         self.publisher.confirm(&placed)?;
         match &wanted.tag {
             Some((name, bytes)) if !self.is_tagged(name, bytes, digest)? => {
@@ -488,6 +516,46 @@ impl Copier<'_> {
             None => lease::write_untagged(self.to, *digest)?,
         }
         Ok(())
+    }
+
+    /// Brings the trace that the tag names, if there is one. It only makes mounts faster: a layer whose trace is lost is copied
+    /// without.
+    fn trace(&mut self, wanted: &Wanted) -> Result<(), CopyError> {
+        let Some(digest) = wanted.trace else {
+            return Ok(());
+        };
+        if self.has_trace(wanted)? {
+            return Ok(());
+        }
+        match trace::read(self.from, &digest) {
+            Ok(found) => {
+                trace::write(&self.publisher, &found)?;
+                self.report.traces_copied += 1;
+                self.report.bytes_copied += to_u64(found.to_bytes().len());
+            }
+            Err(
+                error @ (LayerError::Damaged { .. }
+                | LayerError::Origin(
+                    OriginError::NotFound { .. } | OriginError::WrongAnswer { .. },
+                )),
+            ) => {
+                tracing::warn!(layer = wanted.reference, %error, "copied without its trace");
+                self.report.traces_lost += 1;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    fn has_trace(&self, wanted: &Wanted) -> Result<bool, CopyError> {
+        let Some(digest) = wanted.trace else {
+            return Ok(true);
+        };
+        match trace::read(self.to, &digest) {
+            Ok(_) => Ok(true),
+            Err(LayerError::Origin(error)) => Ok(or_damaged::<()>(Err(error))?.is_ok()),
+            Err(_) => Ok(false),
+        }
     }
 
     fn is_placed(&self, layer: &Layer) -> bool {

@@ -8,7 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
-use super::layer::{self, LayerError};
+use super::bundle::{self, State};
+use super::layer::{self, Layer, LayerError};
 use super::places::layer_of;
 use super::repair::{self, RepairError};
 use super::runs::{self, Sought, check_frame, or_damaged};
@@ -18,7 +19,7 @@ use super::verify::{Damage, PackState, check_blobs};
 use crate::format::names;
 use crate::format::placement::Pack;
 use crate::format::tag::{INDEX_BYTES_MAX, Index};
-use crate::ids::{Digest, LayerRef, to_u64, to_usize};
+use crate::ids::{Digest, to_u64, to_usize};
 use crate::origin::{Origin, OriginError};
 
 /// A temporary file of this age belongs to nobody who still runs.
@@ -63,6 +64,7 @@ pub fn fsck(
         report: FsckReport::default(),
         needed: HashSet::new(),
         packs: BTreeMap::new(),
+        bundled: BTreeSet::new(),
         bad_packs: HashSet::new(),
         bad_places: HashSet::new(),
         damaged: BTreeSet::new(),
@@ -107,7 +109,9 @@ pub fn fsck(
 pub fn mend(origin: &dyn Origin, report: &FsckReport) -> Result<Vec<String>, RepairError> {
     let mut written = Vec::new();
     for digest in &report.damaged_layers {
-        match repair::repair(origin, None, &LayerRef::Layer(*digest), &|_, _| ()) {
+        let bundle = names::bundle(digest);
+        let bundled = report.damage.iter().any(|d| d.object == bundle);
+        match repair::mend(origin, digest, bundled) {
             Ok(mended) => written.extend(mended.objects_written),
             // Its manifest is gone or damaged: only another origin helps.
             Err(RepairError::Layer(error)) => tracing::info!(layer = %digest, %error, "not mended"),
@@ -135,6 +139,8 @@ struct Check<'a> {
     needed: HashSet<String>,
     /// By digest and size, so that the order is the same every time; with `deep`, the segments that should be in it.
     packs: BTreeMap<(Digest, u64), InPack>,
+    /// Layers that have a bundle, as a tag says.
+    bundled: BTreeSet<Digest>,
     bad_packs: HashSet<Pack>,
     bad_places: HashSet<(Digest, runs::Place)>,
     damaged: BTreeSet<Digest>,
@@ -160,6 +166,7 @@ impl Check<'_> {
             self.needed.insert(object.clone());
             self.report.damage.extend(Damage::of(object, &error));
         }
+        self.bundled = listed.bundled;
         let tags = listed.tags.into_iter();
         Ok(tags
             .map(|(name, layer)| (name.to_string(), layer))
@@ -192,6 +199,7 @@ impl Check<'_> {
         let object = names::manifest(digest);
         self.needed.insert(object.clone());
         self.needed.insert(names::placement(digest));
+        self.needed.insert(names::bundle(digest));
         let manifest = match layer::read_manifest(self.origin, digest) {
             Ok(manifest) => manifest,
             Err(error) => {
@@ -215,7 +223,23 @@ impl Check<'_> {
                 return Ok(());
             }
         };
-        for one in runs::sought(&manifest, &placement) {
+        let described = Layer {
+            digest: *digest,
+            manifest,
+            placement,
+        };
+        let wrong = match bundle::state(self.origin, &described)? {
+            State::Wrong(what) => Some(what),
+            State::Absent if self.bundled.contains(digest) => {
+                Some("expected the bundle that a tag speaks of, found none".to_owned())
+            }
+            State::Absent | State::Right => None,
+        };
+        if let Some(what) = wrong {
+            let object = names::bundle(digest);
+            self.damage(digest, Damage { object, what });
+        }
+        for one in runs::sought(&described.manifest, &described.placement) {
             let Pack { digest, size } = one.place.pack;
             let segments = self.packs.entry((digest, size)).or_default();
             if self.deep {

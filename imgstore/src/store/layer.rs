@@ -1,5 +1,8 @@
 //! Finding a layer on an origin and loading what describes it, every part checked before it is used.
 
+use std::collections::BTreeSet;
+
+use super::trace;
 use crate::format::manifest::{MANIFEST_BYTES_MAX, Manifest};
 use crate::format::placement::{PLACEMENT_BYTES_MAX, Placement};
 use crate::format::tag::{INDEX_BYTES_MAX, Index, TAG_BYTES_MAX, Tag};
@@ -100,6 +103,10 @@ pub fn resolve(origin: &dyn Origin, reference: &LayerRef) -> Result<Digest, Laye
 pub struct Tags {
     /// Those that can be read, in order.
     pub tags: Vec<(TagName, Digest)>,
+    /// Layers of which one says that it has a bundle; none where the tags come from the index.
+    pub bundled: BTreeSet<Digest>,
+    /// Traces that they name; none where the tags come from the index.
+    pub traces: BTreeSet<Digest>,
     /// One error for each of the others; it names the object.
     pub damaged: Vec<LayerError>,
 }
@@ -117,7 +124,13 @@ pub fn list_tags(origin: &dyn Origin) -> Result<Tags, LayerError> {
     let mut out = Tags::default();
     for name in objects.iter().filter_map(|object| names::parse_tag(object)) {
         match read_tag(origin, &name) {
-            Ok(tag) => out.tags.push((name, tag.layer)),
+            Ok(tag) => {
+                out.traces.extend(trace::of_tag(&tag));
+                if tag.bundled {
+                    out.bundled.insert(tag.layer);
+                }
+                out.tags.push((name, tag.layer));
+            }
             Err(LayerError::NoLayer { .. }) => {} // removed meanwhile
             Err(
                 e @ (LayerError::Damaged { .. }
@@ -199,8 +212,8 @@ pub fn open(origin: &dyn Origin, layer: &Digest) -> Result<Layer, LayerError> {
     })
 }
 
-/// Names of everything that a layer needs on its origin, each once.
-pub fn objects(layer: &Layer) -> std::collections::BTreeSet<String> {
+/// Names of everything that belongs to a layer on its origin, each once. It may lack the bundle.
+pub fn objects(layer: &Layer) -> BTreeSet<String> {
     let packs = layer.placement.packs.iter();
     packs
         .map(|pack| names::pack(&pack.digest))
@@ -209,6 +222,7 @@ pub fn objects(layer: &Layer) -> std::collections::BTreeSet<String> {
             names::meta(&layer.manifest.meta.digest),
             names::manifest(&layer.digest),
             names::placement(&layer.digest),
+            names::bundle(&layer.digest),
         ])
         .collect()
 }

@@ -7,18 +7,20 @@
 //!    other origin's copy): that heals every layer which refers to it, known to us or not;
 //! 4. where it does not, the good frames go into a new pack and *every* placement on the origin that refers to the damaged
 //!    places is rewritten, found by listing them. An origin that cannot list gets only the asked layer mended, and the report says so;
-//! 5. manifest, placement, tag.
+//! 5. manifest, placement, tag; a bundle that is damaged or behind the placement.
 //!
 //! A layer without damage causes no write. What nobody has is reported and left as it is.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::bundle::{self, State};
 use super::layer::{self, Layer, LayerError};
 use super::lease::hold::{PATIENCE, publishing};
 use super::places::{self, Places};
+use super::repair_named::{LostTag, Named, is_damage, resolve};
 use super::repair_packs::{Mender, Spool};
-use super::runs::{self, Place, Sought, or_damaged, sought};
+use super::runs::{self, Place, Sought, sought};
 use super::tags;
 use super::transfer::{self, Staging};
 use super::verify::{Damage, PackState};
@@ -27,8 +29,7 @@ use crate::build::publish::{self, Publisher};
 use crate::format::manifest::{Manifest, Segment};
 use crate::format::names;
 use crate::format::placement::{Pack, Placement};
-use crate::format::tag::TAG_BYTES_MAX;
-use crate::ids::{Digest, LayerRef, TagName, to_u64};
+use crate::ids::{Digest, LayerRef, to_u64};
 use crate::origin::counting::{CountingOrigin, Traffic};
 use crate::origin::{ByteRange, Origin, OriginError};
 
@@ -111,8 +112,41 @@ pub fn repair(
     let traffic = Arc::new(Traffic::default());
     let from = from.map(|from| CountingOrigin::new(from, Arc::clone(&traffic)));
     let from = from.as_ref().map(|from| from as &dyn Origin);
-    let (digest, tag) = resolve(origin, from, reference)?;
-    let mut report = publishing(origin, |hold| -> Result<RepairReport, RepairError> {
+    let named = resolve(origin, from, reference)?;
+    let mut report = run(origin, from, named, progress)?;
+    (report.requests, report.bytes_read) = (traffic.requests(), traffic.bytes());
+    Ok(report)
+}
+
+/// Mends a layer from what the origin itself has; `bundled` says that it should have a bundle.
+///
+/// # Errors
+/// As for [`repair`].
+pub(crate) fn mend(
+    origin: &dyn Origin,
+    digest: &Digest,
+    bundled: bool,
+) -> Result<RepairReport, RepairError> {
+    let named = Named {
+        digest: *digest,
+        bundled,
+        lost: None,
+    };
+    run(origin, None, named, &|_, _| ())
+}
+
+fn run(
+    origin: &dyn Origin,
+    from: Option<&dyn Origin>,
+    named: Named,
+    progress: RepairProgress<'_>,
+) -> Result<RepairReport, RepairError> {
+    let Named {
+        digest,
+        bundled,
+        lost,
+    } = named;
+    publishing(origin, |hold| -> Result<RepairReport, RepairError> {
         let mut repair = Repair {
             origin,
             from,
@@ -125,54 +159,10 @@ pub fn repair(
             report: RepairReport::new(digest),
             progress,
         };
-        repair.run(tag)?;
+        repair.run(lost)?;
+        repair.bundle(&digest, bundled)?;
         Ok(repair.report)
-    })?;
-    (report.requests, report.bytes_read) = (traffic.requests(), traffic.bytes());
-    Ok(report)
-}
-
-/// A tag object that must be written, because the origin's is missing or damaged.
-type LostTag = Option<(TagName, Vec<u8>)>;
-
-fn is_damage(error: &LayerError) -> bool {
-    matches!(
-        error,
-        LayerError::NoLayer { .. }
-            | LayerError::Damaged { .. }
-            | LayerError::Origin(OriginError::NotFound { .. } | OriginError::WrongAnswer { .. })
-    )
-}
-
-fn resolve(
-    origin: &dyn Origin,
-    from: Option<&dyn Origin>,
-    reference: &LayerRef,
-) -> Result<(Digest, LostTag), RepairError> {
-    let name = match reference {
-        LayerRef::Layer(digest) => return Ok((*digest, None)),
-        LayerRef::Tag(name) => name,
-    };
-    let theirs = |from: &dyn Origin| -> Result<(Digest, LostTag), RepairError> {
-        let layer = layer::read_tag(from, name)?.layer;
-        let bytes = from.fetch_all(&names::tag(name), TAG_BYTES_MAX)?;
-        Ok((layer, Some((name.clone(), bytes))))
-    };
-    match (layer::read_tag(origin, name), from) {
-        // A digest that nobody knows is damage of the tag.
-        (Ok(tag), Some(from))
-            if !has_manifest(origin, &tag.layer)? && !has_manifest(from, &tag.layer)? =>
-        {
-            theirs(from)
-        }
-        (Ok(tag), _) => Ok((tag.layer, None)),
-        (Err(e), Some(from)) if is_damage(&e) => theirs(from),
-        (Err(e), _) => Err(e.into()),
-    }
-}
-
-fn has_manifest(origin: &dyn Origin, layer: &Digest) -> Result<bool, OriginError> {
-    Ok(or_damaged(origin.size(&names::manifest(layer)))?.is_ok())
+    })
 }
 
 struct Repair<'a> {
@@ -454,6 +444,7 @@ impl Repair<'_> {
         let own = [
             names::manifest(&self.digest),
             names::placement(&self.digest),
+            names::bundle(&self.digest),
         ];
         self.publisher
             .claim_objects(packs.map(|pack| names::pack(&pack)).chain(own))?;
@@ -602,11 +593,48 @@ impl Repair<'_> {
             return Ok(());
         };
         if let Some(placement) = moved(digest, &manifest, &placement, homes) {
-            let object = names::placement(digest);
-            self.origin.replace(&object, &placement.to_bytes())?;
+            let (object, bytes) = (names::placement(digest), placement.to_bytes());
+            self.publisher.claim_objects([names::bundle(digest)])?;
+            let layer = Layer {
+                digest: *digest,
+                manifest,
+                placement,
+            };
+            // Before the placement: asking again finds those layers only whose placement is still the old one.
+            match bundle::go_ahead(self.origin, &layer) {
+                Ok(true) => self.wrote(names::bundle(digest)),
+                Ok(false) => {}
+                // Its metadata is damaged: that is another repair's.
+                Err(e) if is_damage(&e) => {
+                    tracing::warn!(layer = %digest, error = %e, "the bundle stays behind")
+                }
+                Err(e) => return Err(e.into()),
+            }
+            self.origin.replace(&object, &bytes)?;
             self.wrote(object);
         }
         self.report.layers_healed.push(*digest);
+        Ok(())
+    }
+
+    /// Writes a layer's bundle anew if it is damaged or behind the placement, or missing although the tag speaks of it.
+    fn bundle(&mut self, digest: &Digest, told: bool) -> Result<(), RepairError> {
+        let Some(layer) = places::open_if_right(self.origin, digest)? else {
+            return Ok(());
+        };
+        match bundle::state(self.origin, &layer)? {
+            State::Right => return Ok(()),
+            State::Absent if !told => return Ok(()),
+            State::Absent | State::Wrong(_) => {}
+        }
+        let object = names::bundle(digest);
+        self.publisher.claim_objects([object.clone()])?;
+        match bundle::renew(self.origin, digest) {
+            Ok(Some(_)) => self.wrote(object),
+            Ok(None) => {}
+            Err(e) if is_damage(&e) => self.left(object, e.to_string()),
+            Err(e) => return Err(e.into()),
+        }
         Ok(())
     }
 }

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
+use super::bundle;
 use super::layer::{self, Layer, LayerError};
 use super::lease::hold::publishing;
 use super::lease::{self, Hold, HoldError, Wanted};
@@ -138,7 +139,8 @@ pub fn missing(origin: &dyn Origin, layer: &Layer) -> Result<Vec<String>, Origin
     let packs = layer.placement.packs.iter();
     let sizes: BTreeMap<String, u64> = packs.map(|p| (names::pack(&p.digest), p.size)).collect();
     let mut out = Vec::new();
-    for object in layer::objects(layer) {
+    let bundle = names::bundle(&layer.digest);
+    for object in layer::objects(layer).into_iter().filter(|o| *o != bundle) {
         let right = match origin.size(&object) {
             Ok(size) => sizes.get(&object).is_none_or(|expected| *expected == size),
             Err(OriginError::NotFound { .. }) => false,
@@ -204,6 +206,7 @@ pub fn tag(
         let (build, labels) = old.map(|old| (old.build, old.labels)).unwrap_or_default();
         let record = Tag {
             build,
+            bundled: bundle::is_there(origin, &digest)?,
             created: unix_now(),
             format: FORMAT,
             labels,

@@ -3,7 +3,9 @@
 //! The label is read with the tag, which a mount reads anyway: a layer without a trace costs no request.
 
 use super::layer::{self, LayerError};
+use super::lease::hold::{PATIENCE, publishing};
 use crate::build::BuildError;
+use crate::build::publish::Publisher;
 use crate::format::tag::Tag;
 use crate::format::trace::{TRACE_BYTES_MAX, TRACE_LABEL, Trace};
 use crate::format::{FormatError, names};
@@ -46,8 +48,25 @@ pub fn read(origin: &dyn Origin, digest: &Digest) -> Result<Trace, LayerError> {
 pub fn publish(origin: &dyn Origin, name: &TagName, trace: &Trace) -> Result<Digest, BuildError> {
     let mut tag = layer::read_tag(origin, name)?;
     let digest = trace.digest();
-    origin.replace(&names::trace(&digest), &trace.to_bytes())?;
-    tag.labels.insert(TRACE_LABEL.to_owned(), digest.to_hex());
-    tags::write(origin, name, &tag)?;
-    Ok(digest)
+    publishing(origin, |hold| {
+        let publisher = Publisher {
+            origin,
+            hold,
+            patience: PATIENCE,
+        };
+        write(&publisher, trace)?;
+        tag.labels.insert(TRACE_LABEL.to_owned(), digest.to_hex());
+        tags::write(origin, name, &tag)?;
+        Ok(digest)
+    })
+}
+
+/// Writes a trace that a tag is about to name. Also one that is there: it is young then, and nobody collects it.
+///
+/// # Errors
+/// When the origin cannot be written.
+pub(crate) fn write(publisher: &Publisher<'_>, trace: &Trace) -> Result<(), BuildError> {
+    let object = names::trace(&trace.digest());
+    publisher.claim_objects([object.clone()])?;
+    Ok(publisher.origin.replace(&object, &trace.to_bytes())?)
 }

@@ -6,7 +6,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::layer::{self, LayerError};
+use super::bundle::{self, State};
+use super::layer::{self, Layer, LayerError};
 use super::reader::LayerReader;
 use super::runs::{self, Sought, or_damaged};
 use crate::format::manifest::Manifest;
@@ -191,7 +192,15 @@ pub fn verify_ref(
             report.note(names::manifest(&tag.layer), Err::<(), _>(e))?;
             Ok(report)
         }
-        other => other,
+        Ok(mut found) => {
+            let object = names::bundle(&tag.layer);
+            if tag.bundled && !bundle::is_there(origin, &tag.layer)? {
+                let what = "expected the bundle that the tag speaks of, found none".to_owned();
+                found.damage.push(Damage { object, what });
+            }
+            Ok(found)
+        }
+        Err(e) => Err(e),
     }
 }
 
@@ -222,6 +231,20 @@ pub fn verify(
     let Some(placement) = report.note(names::placement(layer), read)? else {
         return Ok(report);
     };
+    let described = Layer {
+        digest: *layer,
+        manifest,
+        placement,
+    };
+    if let State::Wrong(what) = bundle::state(origin, &described)? {
+        let object = names::bundle(layer);
+        report.damage.push(Damage { object, what });
+    }
+    let Layer {
+        manifest,
+        placement,
+        ..
+    } = described;
     let total = manifest.segment_bytes();
     let mut packs: HashMap<Pack, PackState> = HashMap::new();
     let mut found: BTreeMap<usize, Damage> = BTreeMap::new();

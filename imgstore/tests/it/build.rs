@@ -261,7 +261,7 @@ fn building_again_repairs_damaged_objects() {
         .keys()
         .map(|name| name.split('/').next().unwrap())
         .collect();
-    assert_eq!(kinds.len(), 7, "{kinds:?}");
+    assert_eq!(kinds.len(), 8, "{kinds:?}");
     for (name, damaged) in damages(&good) {
         let len = damaged.as_ref().map(Vec::len);
         origin.tamper(|objects| {

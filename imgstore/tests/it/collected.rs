@@ -147,9 +147,16 @@ pub(crate) fn copy_of(origin: &MemOrigin) -> Arc<MemOrigin> {
     Arc::new(copy)
 }
 
-/// All names in the folders of immutable objects and placements.
+/// All names in the folders of immutable objects, placements and bundles.
 pub(crate) fn objects(origin: &dyn Origin) -> BTreeSet<String> {
-    let folders = ["manifests/", "placements/", "meta/", "chunks/", "packs/"];
+    let folders = [
+        "manifests/",
+        "placements/",
+        "bundles/",
+        "meta/",
+        "chunks/",
+        "packs/",
+    ];
     let lists = folders.iter().map(|folder| origin.list(folder).unwrap());
     lists.flatten().collect()
 }
@@ -170,6 +177,7 @@ pub(crate) fn needs(origin: &dyn Origin, layer: &str) -> BTreeSet<String> {
     let (manifest, placement) = (read(&names[0]), read(&names[1]));
     let hex = |value: &serde_json::Value| value["digest"].as_str().unwrap().to_owned();
     let mut out = BTreeSet::from(names);
+    out.insert(fan("bundles", layer, ".bundle"));
     out.insert(fan("meta", &hex(&manifest["meta"]), ".erofs.zst"));
     out.insert(fan("chunks", &hex(&manifest["chunks"]), ".zst"));
     let packs = placement["packs"].as_array().unwrap();

@@ -4,12 +4,13 @@
 //!
 //! The way is the daemon's: names and descriptions by [`OriginSet::first`], ranges by [`OriginSet::fetch`], frames by
 //! [`frame::verified`], which is also the only exit of the data plane. (The daemon's own tests do some dozens through the kernel.)
-//! A new kind of origin is one line in [`KINDS`].
+//! A new kind of origin is one line in [`KINDS`] and a site in `kinds` or `servers`.
 //!
 //! Mutation that was seen red: the digest not compared in `frame::verified_into`.
 
 mod kinds;
 mod layers;
+mod servers;
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,9 +21,10 @@ use std::time::{Duration, Instant};
 use imgstore::fetch::origins::OriginSet;
 use imgstore::fetch::plan::{RANGE_BYTES_MAX, plan};
 use imgstore::format::{erofs, frame, names};
-use imgstore::ids::{Digest, LayerRef};
+use imgstore::ids::Digest;
 use imgstore::origin::Origin;
 use imgstore::origin::mem::MemOrigin;
+use imgstore::store::bundle;
 use imgstore::store::layer::{self, Layer, LayerError};
 
 use crate::bad_web::{PAGE, gzip};
@@ -66,15 +68,17 @@ enum Subject {
     Placement,
     Meta,
     Pack,
+    Bundle,
     Index,
 }
 
-const SUBJECTS: [Subject; 6] = [
+const SUBJECTS: [Subject; 7] = [
     Subject::Tag,
     Subject::Manifest,
     Subject::Placement,
     Subject::Meta,
     Subject::Pack,
+    Subject::Bundle,
     Subject::Index,
 ];
 
@@ -159,6 +163,7 @@ impl Subject {
             Self::Placement => "placements/",
             Self::Meta => "meta/",
             Self::Pack => "packs/",
+            Self::Bundle => "bundles/",
             Self::Index => "",
         }
     }
@@ -173,26 +178,32 @@ impl Subject {
                 let pack = rng.pick(&world.loaded.placement.packs);
                 names::pack(&pack.digest)
             }
+            Self::Bundle => names::bundle(&world.layer),
             Self::Index => names::INDEX.to_owned(),
         }
     }
 }
 
-/// Reads a layer as the daemon does, and compares what comes out with what went in.
-fn read(set: &OriginSet, world: &World) -> Result<(), LayerError> {
-    let reference = LayerRef::Tag(world.tag.clone());
-    let digest = set.first(|origin| layer::resolve(origin, &reference))?;
-    let loaded = set.first(|origin| layer::open(origin, &digest))?;
-    let meta = set.first(|origin| {
-        let meta = layer::read_meta(origin, &loaded.manifest)?;
-        // The daemon does this too, and takes another origin's where it fails.
-        erofs::check::check(&meta, &loaded.manifest).map_err(|source| LayerError::Damaged {
-            object: "meta".to_owned(),
-            origin: origin.address(),
-            source,
-        })?;
-        Ok(meta)
-    })?;
+/// Reads a layer as the daemon does, by its bundle if it is `bundled` or part by part, and compares what comes out with what
+/// went in.
+fn read(set: &OriginSet, world: &World, bundled: bool) -> Result<(), LayerError> {
+    let tag = set.first(|origin| layer::read_tag(origin, &world.tag))?;
+    let digest = tag.layer;
+    let described = set.first(|origin| bundle::describe(origin, &digest, bundled))?;
+    let loaded = described.layer;
+    let meta = match described.meta {
+        Some(meta) => meta,
+        None => set.first(|origin| {
+            let meta = layer::read_meta(origin, &loaded.manifest)?;
+            // The daemon does this too, and takes another origin's where it fails.
+            erofs::check::check(&meta, &loaded.manifest).map_err(|source| LayerError::Damaged {
+                object: "meta".to_owned(),
+                origin: origin.address(),
+                source,
+            })?;
+            Ok(meta)
+        })?,
+    };
     // Whatever the tag says now: it must be a layer that was published, byte for byte.
     let truth = &world.truth[&digest];
     assert!(meta == truth.meta, "wrong metadata");
@@ -305,7 +316,9 @@ fn case(site: &dyn Site, world: &World, rng: &mut Rng, n: usize) -> Outcome {
     let set = OriginSet::new(origins)
         .decorated(|inner| Arc::new(Final { inner, lists }) as Arc<dyn Origin>);
     let read = if lists {
-        read(&set, world)
+        // What is in the bundle is not read elsewhere while that is whole.
+        let parts = [Subject::Manifest, Subject::Placement, Subject::Meta];
+        read(&set, world, !parts.contains(&subject))
     } else {
         read_index(&set, world)
     };
@@ -341,7 +354,7 @@ fn run(kind: &Kind) {
     let right = AtomicUsize::new(0);
     // Nothing is damaged yet.
     let whole = OriginSet::new(vec![site.origin()]);
-    read(&whole, &world).unwrap();
+    read(&whole, &world, true).unwrap();
     for n in 0..count {
         let seed = u64::try_from(n).unwrap() ^ u64::from(kind.name.as_bytes()[0]) << 32;
         let began = Instant::now();
@@ -359,7 +372,7 @@ fn run(kind: &Kind) {
         assert!(began.elapsed() < CASE_MAX, "case {n} of `{}`", kind.name);
         right.fetch_add(usize::from(outcome == Outcome::Right), Ordering::Relaxed);
     }
-    read(&whole, &world).unwrap();
+    read(&whole, &world, true).unwrap();
     let right = right.into_inner();
     println!(
         "{count} cases of `{}`: {right} right, {} refused, {:.1} s",
@@ -388,6 +401,26 @@ fn damage_on_a_dir_origin_is_never_read_as_data() {
 #[test]
 fn damage_on_an_http_origin_is_never_read_as_data() {
     run(kind("http"));
+}
+
+#[test]
+fn damage_on_s3_is_never_read_as_data() {
+    run(kind("s3"));
+}
+
+#[test]
+fn damage_on_a_registry_is_never_read_as_data() {
+    run(kind("oci"));
+}
+
+#[test]
+fn damage_on_a_3fs_mount_is_never_read_as_data() {
+    run(kind("3fs-mount"));
+}
+
+#[test]
+fn damage_on_3fs_rings_is_never_read_as_data() {
+    run(kind("3fs-rings"));
 }
 
 #[test]

@@ -292,7 +292,7 @@ fn children_share_what_lies_below_and_differ_above() {
     DiskFolder::create(&parent, Vec::new(), Some(1 << 20)).unwrap();
     let open = DiskFolder::open(&parent).unwrap();
     open.disk().write(&written(1, 0, 100), 0).unwrap();
-    let snapshot = open.snapshot().unwrap();
+    let snapshot = open.snapshot().unwrap().layer;
     open.disk().write(&written(2, 50, 10), 50 * 512).unwrap();
     let mut children = Vec::new();
     for number in 3..6 {
@@ -356,4 +356,81 @@ fn fifty_layers_read_merge_and_stay_small() {
         .map(|l| open_lower(&folder, l).unwrap())
         .collect();
     write_merged(&layers, &scratch.path().join("out")).unwrap();
+}
+
+/// Red when only layers with more than a limit of extents are sealed in place and the rest is an error: here the pair would have to
+/// be, for it has more than a sealed layer may, and its data joins when it is written in order.
+#[test]
+fn a_layer_of_too_many_extents_is_written_in_order() {
+    let scratch = tempfile::tempdir().unwrap();
+    let folder = scratch.path().join("disk");
+    const SECTORS: u64 = 1_000_100;
+    DiskFolder::create(&folder, Vec::new(), Some(SECTORS * 512)).unwrap();
+    let open = DiskFolder::open(&folder).unwrap();
+    let disk = open.disk();
+    assert!(open.snapshot_beyond(0).unwrap().is_none());
+    // From the end to the start: no two neighbours continue each other in the data file.
+    for lba in (0..SECTORS).rev() {
+        disk.write(&lba.to_le_bytes().repeat(64), lba * 512)
+            .unwrap();
+    }
+    assert_eq!(disk.view().top.extents(), 1_000_100);
+    assert!(open.snapshot_beyond(1_000_100).unwrap().is_none());
+    open.snapshot_beyond(1_000_099).unwrap().unwrap();
+    let state = open.state();
+    assert_eq!(state.layers, [Lower::Lsmt(PathBuf::from("w0.lsmt"))]);
+    assert_eq!(
+        files(&folder),
+        ["disk.json", "lock", "w0.lsmt", "w1.data", "w1.index"]
+    );
+    assert!(disk.view().frozen.is_empty());
+    for lba in [0, 1, 777_777, SECTORS - 1] {
+        let mut found = vec![0; 512];
+        disk.read(&mut found, lba * 512).unwrap();
+        assert!(found == lba.to_le_bytes().repeat(64), "sector {lba}");
+    }
+    drop(open);
+    // Alternate sectors do not join: the pair stays one, also when the disk is opened again, and is read and written over.
+    let folder = scratch.path().join("apart");
+    DiskFolder::create(&folder, Vec::new(), Some(SECTORS * 2 * 512)).unwrap();
+    let open = DiskFolder::open(&folder).unwrap();
+    let disk = open.disk();
+    for lba in 0..SECTORS {
+        disk.discard(lba * 2 * 512, 512).unwrap();
+    }
+    disk.write(&[7; 512], 0).unwrap();
+    open.snapshot().unwrap();
+    assert_eq!(open.state().layers, [Lower::Pair("w0".to_owned())]);
+    disk.write(&[8; 512], 1024).unwrap();
+    disk.flush().unwrap();
+    drop(open);
+    drop(disk);
+    let open = DiskFolder::open(&folder).unwrap();
+    assert_eq!(open.disk().view().frozen.len(), 1);
+    let mut found = vec![0; 2048];
+    open.disk().read(&mut found, 0).unwrap();
+    assert!(found == [[7; 512], [0; 512], [8; 512], [0; 512]].concat());
+}
+
+/// A layer file that was exchanged for another is found by its name. Red without the check of the writable pair's parent.
+#[test]
+fn a_disk_does_not_open_on_other_layers_than_it_was_made_on() {
+    let scratch = tempfile::tempdir().unwrap();
+    let layer = |name: &str| {
+        let folder = scratch.path().join(name);
+        DiskFolder::create(&folder, Vec::new(), Some(1 << 20)).unwrap();
+        let open = DiskFolder::open(&folder).unwrap();
+        open.disk().write(&written(1, 0, 8), 0).unwrap();
+        open.snapshot().unwrap().layer
+    };
+    let (right, wrong) = (layer("right"), layer("wrong"));
+    let child = scratch.path().join("child");
+    DiskFolder::create(&child, vec![Lower::Lsmt(right.clone())], None).unwrap();
+    drop(DiskFolder::open(&child).unwrap());
+    std::fs::rename(wrong, &right).unwrap();
+    let error = DiskFolder::open(&child).unwrap_err();
+    assert!(
+        matches!(error, imgstore::disk::DiskError::WrongParent { .. }),
+        "{error}"
+    );
 }

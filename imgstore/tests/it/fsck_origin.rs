@@ -49,6 +49,13 @@ fn every_damage_is_named() {
             if origin.snapshot() == good.snapshot() {
                 continue; // the zeros were zeros
             }
+            let same = |version| {
+                let read = |origin| layer::read_tag(origin, &tag(version)).map(|t| t.layer).ok();
+                read(origin.as_ref()) == read(good.as_ref())
+            };
+            if object.starts_with("tags/") && kind == "flip" && same("1") && same("2") {
+                continue; // in a date, say
+            }
             cases += 1;
             // Another tag in its place, or none at all, is what a user may have wanted: only the index tells.
             // A placement with other numbers leads to the wrong place of a pack.
@@ -122,8 +129,8 @@ fn what_nothing_needs_is_listed_and_stays() {
     assert_eq!(report.stale_temporaries, ["tmp/123-0"]);
     assert!(report.orphans.contains(&"packs/ab/foreign".to_owned()));
     assert!(report.orphans.contains(&names::manifest(&second)));
-    // Its pack, metadata, chunk table and manifest, and the foreign one.
-    assert_eq!(report.orphans.len(), 5, "{:?}", report.orphans);
+    // Its pack, metadata, chunk table, bundle and manifest, and the foreign one.
+    assert_eq!(report.orphans.len(), 6, "{:?}", report.orphans);
     mend(origin.as_ref(), &report).unwrap();
     assert_eq!(origin.snapshot().len(), before.len());
     origin.age("tmp/123-0", SystemTime::now());

@@ -11,56 +11,23 @@
 //! `DSEC_FUZZ_SECONDS` is the time of all targets together (`tools/fuzz`); with `DSEC_FUZZ_SHARE=1` each takes all of it.
 //! `DSEC_FUZZ_SEED` repeats a run, `DSEC_FUZZ_INPUT` parses one file only. A new parser is one line in `targets!`.
 
-#![expect(
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "a seed and a saved input are of use only where they are read"
-)]
-
-mod mutate;
-pub(crate) mod sys;
+#[path = "fuzz/harness.rs"]
+mod harness;
 mod targets;
+mod targets_disk;
 mod targets_image;
+mod targets_net;
 
-use std::collections::HashSet;
+pub(crate) use harness::sys;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant};
 
-use imgstore::ids::Digest;
-
-use crate::random_tree::Rng;
-
-/// Memory that any input may cause, in bytes: buffers of a fixed size, a spool's, zstd's.
-const MEMORY_MAX: usize = 64 << 20;
-/// And for each byte of input: JSON values, inodes.
-const MEMORY_FACTOR: usize = 256;
-/// The longest that an input may take in a debug build on a busy machine.
-const TIME_MAX: Duration = Duration::from_secs(10);
-/// Longest input.
-const LEN_MAX: usize = 256 << 10;
-/// Most inputs kept for their kind of result.
-const CORPUS_MAX: usize = 400;
-
-/// Parses; the text of the error, or `ok`.
-type Run = Box<dyn Fn(&[u8]) -> String>;
-
-/// One parser.
-pub(crate) struct Target {
-    /// Inputs to start from; at least one must parse.
-    pub(crate) corpus: Vec<Vec<u8>>,
-    /// Makes checksums right again.
-    pub(crate) fix: fn(&mut Vec<u8>),
-    /// The parser.
-    pub(crate) run: Run,
-}
+use harness::{LEN_MAX, Target, fuzz, parse_once};
 
 macro_rules! targets {
     ($($from:ident::$name:ident,)*) => {
         const TARGETS: usize = [$(stringify!($name)),*].len();
-        $(#[test] fn $name() { fuzz(stringify!($name), &$from::$name()); })*
+        $(#[test] fn $name() { fuzz(stringify!($name), &$from::$name(), TARGETS); })*
     };
 }
 
@@ -78,7 +45,11 @@ targets! {
     targets::erofs_image,
     targets::pack,
     targets::hostile_origin,
-    targets::overlaybd,
+    targets_disk::overlaybd,
+    targets_disk::overlaybd_zfile,
+    targets_disk::overlaybd_pair,
+    targets_disk::disk_state,
+    targets_disk::published_disk,
     targets_image::tar,
     targets_image::compressed_tar,
     targets_image::pax_records,
@@ -86,143 +57,11 @@ targets! {
     targets_image::oci_layout,
     targets_image::docker_archive,
     targets_image::upper_dir,
-}
-
-fn setting(name: &str) -> Option<String> {
-    std::env::var(name).ok()
-}
-
-fn time_of_a_target() -> Duration {
-    let all = setting("DSEC_FUZZ_SECONDS")
-        .and_then(|s| s.parse().ok())
-        .unwrap_or(20);
-    let share = setting("DSEC_FUZZ_SHARE").and_then(|s| s.parse().ok());
-    let share = share.unwrap_or_else(|| u32::try_from(TARGETS).unwrap());
-    Duration::from_secs(all) / share
-}
-
-/// What is being parsed, for whoever finds that it does not end.
-static CURRENT: Mutex<(&str, Vec<u8>)> = Mutex::new(("", Vec::new()));
-
-/// Saves the current input; gives where.
-fn save() -> String {
-    let current = CURRENT
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
-    let folder = std::env::temp_dir().join("dsec-fuzz");
-    std::fs::create_dir_all(&folder).unwrap();
-    let digest = Digest::of(&current.1).to_hex();
-    let path = folder.join(format!("{}-{}.bin", current.0, &digest[..12]));
-    std::fs::write(&path, &current.1).unwrap();
-    path.display().to_string()
-}
-
-fn too_much(bytes: usize) {
-    eprintln!(
-        "fuzz: asked for {bytes} bytes beyond the limit; input saved as `{}`",
-        save()
-    );
-    std::process::abort();
-}
-
-/// Ends the process if no input is finished within the time.
-fn watch() -> Sender<()> {
-    let (alive, watched) = channel();
-    std::thread::spawn(move || {
-        loop {
-            match watched.recv_timeout(2 * TIME_MAX) {
-                Ok(()) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
-                Err(RecvTimeoutError::Timeout) => {
-                    eprintln!("fuzz: an input does not end; saved as `{}`", save());
-                    std::process::abort();
-                }
-            }
-        }
-    });
-    alive
-}
-
-/// The kind of a result: its text without numbers and digests.
-fn kind(result: &str) -> String {
-    let plain = result
-        .chars()
-        .filter(|c| c.is_ascii_alphabetic() && !matches!(c, 'a'..='f'));
-    plain.take(80).collect()
-}
-
-fn parse_once(name: &'static str, target: &Target, input: &[u8]) -> String {
-    {
-        let mut current = CURRENT.lock().unwrap();
-        current.0 = name;
-        current.1.clear();
-        current.1.extend_from_slice(input);
-    }
-    let begun = Instant::now();
-    sys::limit(MEMORY_MAX + MEMORY_FACTOR * input.len(), too_much);
-    let result = catch_unwind(AssertUnwindSafe(|| (target.run)(input)));
-    sys::unlimit();
-    let took = begun.elapsed();
-    let Ok(result) = result else {
-        panic!("`{name}` panicked; input saved as `{}`", save());
-    };
-    assert!(
-        took < TIME_MAX,
-        "`{name}` took {took:?}; input saved as `{}`",
-        save()
-    );
-    result
-}
-
-fn fuzz(name: &'static str, target: &Target) {
-    let alive = watch();
-    if let Some(path) = setting("DSEC_FUZZ_INPUT") {
-        println!(
-            "{}",
-            parse_once(name, target, &std::fs::read(path).unwrap())
-        );
-        return;
-    }
-    let now = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap();
-    let seed = setting("DSEC_FUZZ_SEED")
-        .and_then(|s| s.parse().ok())
-        .unwrap_or(now.subsec_nanos().into());
-    println!("`{name}`: DSEC_FUZZ_SEED={seed}");
-    let mut rng = Rng::new(seed);
-    let mut corpus = target.corpus.clone();
-    let mut kinds = HashSet::new();
-    let mut parsed = 0;
-    for input in &target.corpus {
-        let result = parse_once(name, target, input);
-        parsed += usize::from(result.starts_with("ok"));
-        kinds.insert(kind(&result));
-    }
-    assert!(
-        parsed > 0,
-        "no input of the corpus of `{name}` parses: {kinds:?}"
-    );
-    let end = Instant::now() + time_of_a_target();
-    let mut runs = 0_u64;
-    while Instant::now() < end || runs < 20 {
-        let mut input = rng.pick(&corpus);
-        mutate::mutate(&mut rng, &mut input, &corpus, LEN_MAX);
-        if rng.below(5) > 0 {
-            (target.fix)(&mut input);
-        }
-        let result = parse_once(name, target, &input);
-        if corpus.len() < CORPUS_MAX && kinds.insert(kind(&result)) {
-            corpus.push(input);
-        }
-        runs += 1;
-        alive.send(()).unwrap();
-    }
-    println!("`{name}`: {runs} inputs, {} kinds of results", kinds.len());
-    assert!(
-        kinds.len() > 1,
-        "nothing but {kinds:?}: the mutations do not reach `{name}`"
-    );
+    targets_net::bundle,
+    targets_net::s3_reply,
+    targets_net::oci_reply,
+    targets_net::auth_challenge,
+    targets_net::docker_config,
 }
 
 /// The bounds bite: a panic is caught with its input, memory is counted, and the watcher is told.

@@ -14,6 +14,7 @@
 )]
 mod bad_web;
 mod build;
+mod bundles;
 mod cache_crash;
 mod cache_disk;
 mod collected;
@@ -43,6 +44,7 @@ mod partial;
 mod power;
 mod random_tree;
 mod repair;
+mod rng;
 mod s3;
 mod source_directory;
 mod source_export;
@@ -57,6 +59,8 @@ mod strangers;
 mod tar_bytes;
 mod three_fs_mount;
 mod three_fs_rings;
+mod trace_life;
 mod two_origins;
 mod verify_kinds;
 mod watched_origin;
+mod wrappers;

@@ -1,7 +1,7 @@
 //! `oci://` against Debian's `docker-registry`, and against a mock that refuses, redirects and lies.
 
 pub(crate) mod docker_registry;
-mod mock;
+pub(crate) mod mock;
 
 use std::path::Path;
 use std::process::Command;
@@ -36,7 +36,7 @@ fn open<const N: usize>(at: &str, env: [(&str, &str); N]) -> OciOrigin {
     OciOrigin::open(&repository, &Environment::of(env)).unwrap()
 }
 
-fn sha256(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     let hex: Vec<String> = Sha256::digest(bytes)
         .iter()
         .map(|b| format!("{b:02x}"))

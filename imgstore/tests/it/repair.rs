@@ -248,7 +248,10 @@ fn a_repair_that_dies_at_any_write_does_no_harm() {
             let watched = WatchedOrigin::dying_after(&origin, dies_after);
             let there = Some(Arc::clone(&from) as Arc<dyn Origin>);
             let died = repair(&watched, there, &tagged("2"), &|_, _| ()).is_err();
-            assert!(faults(&origin, "1").len() <= 1);
+            let found = faults(&origin, "1");
+            // Its bundle may be ahead of its placement, and is right then.
+            let hit = found.iter().filter(|f| !f.starts_with("bundles/"));
+            assert!(hit.count() <= 1 && found.len() <= 2, "{found:?}");
             let now = fsck_origin::fsck(origin.as_ref(), true, &|_, _| ()).unwrap();
             let named = |what: &str| now.damage.iter().any(|d| d.what.contains(what));
             assert!(!named("magic") && !named("JSON"), "{:?}", now.damage);

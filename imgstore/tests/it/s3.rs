@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use imgstore::build::BuildOptions;
 use imgstore::origin::{ByteRange, Created, Origin, OriginError};
-use imgstore::store::{layer, verify};
+use imgstore::store::{layer, tags, verify};
 
 use crate::build::build_as;
+use crate::collected::{self, GRACE, collect, objects, publish};
 use crate::origin_rules::{keeps_the_rules, one_of_many_writers_wins};
 use crate::random_tree::random_tree;
 use server::{Canned, KEY, SECRET, Server};
@@ -83,6 +84,32 @@ fn layers_are_built_listed_and_verified_in_a_bucket() {
     fs::write(&file, bytes).unwrap();
     let report = verify::verify(&origin, &built.layer, &|_, _| ()).unwrap();
     assert_eq!(report.damage[0].object, pack);
+}
+
+#[test]
+fn garbage_is_collected_in_a_bucket() {
+    let server = Server::start();
+    let origin = server.origin();
+    let kept = publish(&origin, 0b00011, "1").unwrap().layer;
+    publish(&origin, 0b00110, "2").unwrap();
+    assert_eq!(collected::would_remove(&origin, GRACE), [""; 0]);
+    tags::untag(&origin, &collected::tag("2")).unwrap();
+    assert_eq!(collected::would_remove(&origin, GRACE), [""; 0], "young");
+    let listed = collected::would_remove(&origin, Duration::ZERO);
+    let report = collect(&origin, Duration::ZERO).unwrap();
+    assert!(report.complete);
+    assert_eq!(collected::names(&report), listed);
+    assert_eq!(
+        objects(&origin),
+        collected::needs(&origin, &kept.to_hex()),
+        "all of the one layer, nothing of the other"
+    );
+    collected::tags_are_right(&origin, "collected");
+    assert_eq!(origin.list("gc/").unwrap(), [""; 0]);
+    assert_eq!(origin.list("leases/").unwrap(), [""; 0]);
+    // What is gone can be published again.
+    publish(&origin, 0b00110, "2").unwrap();
+    collected::tags_are_right(&origin, "published again");
 }
 
 /// Every odd answer to a range is an error of the right kind, never bytes. Turned red by: comparing no length.

@@ -68,6 +68,10 @@ pub struct Mount {
     pub rw: bool,
     /// Where writes land.
     pub upper: Option<PathBuf>,
+    /// Where each layer is mounted by itself, lowest first. They stay as long as the composition does, so that others can build on
+    /// them (`sandboxd` makes overlays of its own, with mapped ids).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lowers: Vec<PathBuf>,
     /// Whether it is served.
     pub state: MountState,
 }

@@ -185,7 +185,7 @@ pub(crate) fn unpin(service: &Service, request: &PinRequest) -> Result<Pinned, A
                 .layers
                 .find(&reference)
                 .map_err(MountsError::from)?
-                .0
+                .layer
         }
     };
     let was = service.cache.unpin(&layer);

@@ -6,7 +6,7 @@
 //! What a trace foresaw goes to the cache first and then over, frame by frame: nobody waits for most of it, and the data plane
 //! keeps only what somebody does wait for. Whoever asks for it in between is answered by the frame that is about to go.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use imgstore::fetch::health::OriginHealth;
 use imgstore::fetch::origins::OriginSet;
 use imgstore::fetch::plan::{Part, with_partner};
 use imgstore::fetch::queue::{Delivery, FetchError, FetchQueue, Priority, QueueDepth};
+use imgstore::format::manifest::SEGMENTS_MAX;
 use imgstore::ids::{Digest, to_u64};
 use imgstore::store::cache::{Kept, SegmentCache};
 use imgstore::store::layer::Layer;
@@ -26,7 +27,7 @@ use super::link::PlaneLink;
 use super::pages::PageDropper;
 use super::selftest::SelfTest;
 
-use crate::protocol::{Cost, Provenance, ToControl, ToData, Traced};
+use crate::protocol::{Cost, FORESEEN, Provenance, ToControl, ToData, Traced};
 
 /// A cache that cannot be written is reported this often.
 const WARN_EVERY: Duration = Duration::from_secs(60);
@@ -46,8 +47,9 @@ struct Target {
     self_test: Mutex<Option<Arc<SelfTest>>>,
     warned: Mutex<Option<Instant>>,
     unwarned: AtomicU64,
-    /// Segments that were handed over and are not in the cache yet: nobody's partner needs to fetch them again.
-    handed: Mutex<HashSet<Digest>>,
+    /// Segments that were handed over and are not in the cache yet, and whether somebody has asked for them meanwhile: they
+    /// are handed over once more then, and not fetched.
+    handed: Mutex<HashMap<Digest, bool>>,
     loading: AtomicUsize,
     /// Segments whose frames are here and go to the data plane in a moment: whoever asks for one is answered by that.
     coming: Mutex<HashSet<Digest>>,
@@ -79,7 +81,7 @@ impl Feed {
             self_test: Mutex::new(None),
             warned: Mutex::new(None),
             unwarned: AtomicU64::new(0),
-            handed: Mutex::new(HashSet::new()),
+            handed: Mutex::new(HashMap::new()),
             loading: AtomicUsize::new(0),
             coming: Mutex::new(HashSet::new()),
         });
@@ -146,6 +148,8 @@ impl Feed {
 
     /// Frames go to this data plane from now on.
     pub(crate) fn set_plane(&self, plane: Option<Arc<PlaneLink>>) {
+        let blind = plane.as_ref().is_some_and(|plane| !plane.can(FORESEEN));
+        self.queue.set_blind(blind);
         *self.target.plane() = plane;
     }
 
@@ -200,6 +204,8 @@ impl Feed {
                 count,
                 prefetch,
             } => {
+                // No layer has more.
+                let count = count.min(SEGMENTS_MAX);
                 let indexes: Vec<usize> = (first..first.saturating_add(count)).collect();
                 let priority = if prefetch {
                     Priority::Prefetch
@@ -209,6 +215,7 @@ impl Feed {
                 self.need(layer, indexes, priority);
             }
             ToControl::Again { layer, index } => self.need(layer, vec![index], Priority::Again),
+            ToControl::Foreseen { layer, bytes } => self.queue.traced_read(&layer, bytes),
             ToControl::Promote { digest } => self.queue.promote(&[digest]),
             ToControl::Drop { layer, start, end } => self.pages.drop_pages(layer, start, end),
             ToControl::Used { digests } => self.target.cache.touch(&digests),
@@ -244,6 +251,7 @@ impl Feed {
                 _ => indexes,
             };
             let indexes = self.target.not_coming(&layer, indexes);
+            let indexes = self.target.not_handed(&layer, indexes);
             self.queue.push(&layer, &indexes, priority);
             return;
         }
@@ -318,14 +326,16 @@ impl Target {
         guard.unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn handed(&self) -> MutexGuard<'_, HashSet<Digest>> {
+    fn handed(&self) -> MutexGuard<'_, HashMap<Digest, bool>> {
         self.handed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a segment is in the cache or on its way there. A disk that cannot tell is treated as empty: the segment
     /// comes once more than needed.
     fn has(&self, digest: &Digest) -> bool {
-        self.handed().contains(digest) || self.cache.files().contains(digest).unwrap_or(false)
+        self.handed().contains_key(digest)
+            || self.coming().contains(digest)
+            || self.cache.files().contains(digest).unwrap_or(false)
     }
 
     fn send(&self, message: &ToData, bytes: &[u8]) {
@@ -359,6 +369,20 @@ impl Target {
         indexes
     }
 
+    /// Those of these segments that are not on their way to the cache. The others are handed over once more when they are there.
+    fn not_handed(&self, layer: &Layer, mut indexes: Vec<usize>) -> Vec<usize> {
+        let mut handed = self.handed();
+        if !handed.is_empty() {
+            let segments = &layer.manifest.segments;
+            indexes.retain(|index| {
+                let segment = segments.get(*index);
+                let asked = segment.and_then(|segment| handed.get_mut(&segment.digest()));
+                asked.map(|asked| *asked = true).is_none()
+            });
+        }
+        indexes
+    }
+
     fn deliver(&self, delivery: &Delivery, queue: &FetchQueue) {
         tracing::trace!(segments = delivery.plan.parts.len(), "fetched");
         let cost = Cost {
@@ -385,7 +409,7 @@ impl Target {
                 if delivery.priority == Priority::Trace {
                     self.give_up(delivery, error, queue);
                 } else {
-                    self.refuse(delivery, error);
+                    self.refuse(delivery, error, queue);
                 }
             }
         }
@@ -396,30 +420,27 @@ impl Target {
         let layer = &delivery.layer;
         let frames = frames(delivery, bytes);
         self.handed()
-            .extend(frames.iter().map(|(_, digest, _)| *digest));
+            .extend(frames.iter().map(|(_, digest, _)| (*digest, false)));
+        let frame_of = |part: &Part, digest: &Digest, cost: Option<Box<Cost>>| ToData::Frame {
+            digest: *digest,
+            from: provenance(delivery, part, origin),
+            cost,
+            traced: None,
+        };
         for (part, digest, frame) in &frames {
-            let from = provenance(delivery, part, origin);
-            let message = ToData::Frame {
-                digest: *digest,
-                from,
-                cost: cost.take(),
-                traced: None,
-            };
-            self.send(&message, frame);
+            self.send(&frame_of(part, digest, cost.take()), frame);
         }
         tracing::trace!("handed over");
         // Writing to the cache takes a while, and the data plane may have been woken on this very processor: it goes first
         // (measured: the median frame arrives after 65 us instead of 200).
         std::thread::yield_now();
         let mut written = Counters::default();
-        for (_, digest, frame) in &frames {
+        for (part, digest, frame) in &frames {
             self.put(digest, frame, &mut written);
+            if self.handed().remove(digest) == Some(true) {
+                self.send(&frame_of(part, digest, None), frame);
+            }
         }
-        let mut handed = self.handed();
-        for (_, digest, _) in &frames {
-            handed.remove(digest);
-        }
-        drop(handed);
         self.count(Some(layer.digest), written);
     }
 
@@ -518,7 +539,7 @@ impl Target {
         }
     }
 
-    fn refuse(&self, delivery: &Delivery, error: &FetchError) {
+    fn refuse(&self, delivery: &Delivery, error: &FetchError, queue: &FetchQueue) {
         let layer = &delivery.layer;
         let indexes = delivery.plan.parts.iter().map(|part| part.index);
         let digests = |layer: &Layer| -> Vec<Digest> {
@@ -526,10 +547,13 @@ impl Target {
             indexes.clone().filter_map(segment).collect()
         };
         if delivery.spent.missing > 0 {
-            // The packs may have been rewritten. What readers wait for is asked for again by the next read.
+            // The packs may have been rewritten, or the bundle was behind: then they are where the placement says now.
             match self.layers.refresh(layer) {
                 Ok(new) if new.placement != layer.placement => {
                     tracing::info!(layer = %layer.digest, "the layer's packs have moved");
+                    let indexes: Vec<usize> = indexes.clone().collect();
+                    queue.push(&new, &indexes, delivery.priority);
+                    return;
                 }
                 Ok(_) => {}
                 Err(error) => tracing::warn!(%error, "cannot read a placement again"),

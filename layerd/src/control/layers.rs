@@ -19,6 +19,7 @@ use imgstore::format::placement::Placement;
 use imgstore::format::trace::Trace;
 use imgstore::ids::{Digest, LayerRef};
 use imgstore::origin::counting::Traffic;
+use imgstore::store::bundle;
 use imgstore::store::cache::names::{MANIFEST, META, PLACEMENT};
 use imgstore::store::cache::{CacheError, LayerHold, SegmentCache, kept};
 use imgstore::store::layer::{self, Layer, LayerError};
@@ -35,6 +36,26 @@ pub(crate) enum LayersError {
     Layer(#[from] LayerError),
     #[error("cannot keep what describes a layer: {0}")]
     Cache(#[from] CacheError),
+}
+
+/// What a reference names.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Named {
+    pub(crate) layer: Digest,
+    pub(crate) trace: Option<Digest>,
+    /// Whether what describes the layer is said to be in one object.
+    pub(crate) bundled: bool,
+}
+
+impl Named {
+    /// A layer of which nothing else is known.
+    pub(crate) const fn of(layer: Digest) -> Self {
+        Self {
+            layer,
+            trace: None,
+            bundled: false,
+        }
+    }
 }
 
 /// See the head of this file.
@@ -69,21 +90,22 @@ impl LayerStore {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The layer that a reference names now, and the trace that its tag names.
+    /// The layer that a reference names now, and what else its tag says.
     ///
     /// # Errors
     /// When no origin knows it.
-    pub(crate) fn find(
-        &self,
-        reference: &LayerRef,
-    ) -> Result<(Digest, Option<Digest>), LayersError> {
+    pub(crate) fn find(&self, reference: &LayerRef) -> Result<Named, LayersError> {
         let name = match reference {
-            LayerRef::Layer(digest) => return Ok((*digest, None)),
+            LayerRef::Layer(layer) => return Ok(Named::of(*layer)),
             LayerRef::Tag(name) => name,
         };
         let read = |origin: &dyn imgstore::origin::Origin| layer::read_tag(origin, name);
         let tag = self.origins.first(read)?;
-        Ok((tag.layer, trace::of_tag(&tag)))
+        Ok(Named {
+            layer: tag.layer,
+            trace: trace::of_tag(&tag),
+            bundled: tag.bundled,
+        })
     }
 
     /// How fast descriptions come, in bytes a millisecond, as far as one was long enough to tell.
@@ -120,19 +142,28 @@ impl LayerStore {
     /// # Errors
     /// When no origin has it.
     pub(crate) fn load(&self, digest: &Digest) -> Result<Arc<Layer>, LayersError> {
+        self.load_named(Named::of(*digest))
+    }
+
+    /// As [`LayerStore::load`], in one request if there is a bundle.
+    ///
+    /// # Errors
+    /// As for [`LayerStore::load`].
+    pub(crate) fn load_named(&self, named: Named) -> Result<Arc<Layer>, LayersError> {
+        let digest = &named.layer;
         if let Some(layer) = self.get(digest) {
             return Ok(layer);
         }
         let folder = self.paths.layer(digest);
-        let (manifest, placement) = match self.local(&folder, digest) {
-            Some(both) => both,
-            None => self.fetch(digest)?,
+        let layer = match self.local(&folder, digest) {
+            Some((manifest, placement)) => Layer {
+                digest: *digest,
+                manifest,
+                placement,
+            },
+            None => self.fetch(digest, named.bundled)?,
         };
-        let layer = Arc::new(Layer {
-            digest: *digest,
-            manifest,
-            placement,
-        });
+        let layer = Arc::new(layer);
         self.loaded().insert(*digest, Arc::clone(&layer));
         Ok(layer)
     }
@@ -160,15 +191,23 @@ impl LayerStore {
         Some(of(&Manifest::parse(&bytes, digest).ok()?))
     }
 
-    fn fetch(&self, digest: &Digest) -> Result<(Manifest, Placement), LayersError> {
-        let (bytes, manifest, placement) = self.origins.first(|origin| {
-            let (bytes, manifest) = layer::read_manifest_bytes(origin, digest)?;
-            let placement = layer::read_placement(origin, digest, &manifest)?;
-            Ok((bytes, manifest, placement))
-        })?;
-        self.cache.put_layer_file(digest, MANIFEST, &bytes)?;
-        self.keep_placement(digest, &placement)?;
-        Ok((manifest, placement))
+    fn fetch(&self, digest: &Digest, bundled: bool) -> Result<Layer, LayersError> {
+        let describe =
+            |origin: &dyn imgstore::origin::Origin| bundle::describe(origin, digest, bundled);
+        let bundle::Described {
+            manifest_bytes,
+            layer,
+            meta,
+        } = self.origins.first(describe)?;
+        self.cache
+            .put_layer_file(digest, MANIFEST, &manifest_bytes)?;
+        self.keep_placement(digest, &layer.placement)?;
+        if let Some(meta) = meta {
+            step("writing a description");
+            self.cache.put_layer_file(digest, META, &meta)?;
+            step("a description is written");
+        }
+        Ok(layer)
     }
 
     fn keep_placement(&self, digest: &Digest, placement: &Placement) -> Result<(), LayersError> {
@@ -283,12 +322,7 @@ impl LayerStore {
     /// # Errors
     /// When no origin has it, or the disk is full.
     pub(crate) fn fetch_again(&self, digest: &Digest) -> Result<Arc<Layer>, LayersError> {
-        let (manifest, placement) = self.fetch(digest)?;
-        let layer = Arc::new(Layer {
-            digest: *digest,
-            manifest,
-            placement,
-        });
+        let layer = Arc::new(self.fetch(digest, false)?);
         self.fetch_meta(&layer)?;
         self.loaded().insert(*digest, Arc::clone(&layer));
         Ok(layer)

@@ -71,6 +71,7 @@ pub(crate) struct PlaneLink {
     pub(crate) driver: Driver,
     /// The process itself, taken while it certainly lived, so that its number is not somebody else's by now.
     pub(crate) process: Option<OwnedFd>,
+    features: Vec<String>,
     writer: Mutex<UnixStream>,
     waiting: Mutex<Option<HashMap<u64, SyncSender<Answer>>>>,
     next_id: AtomicU64,
@@ -192,6 +193,7 @@ impl PlaneLink {
         let link = Self {
             pid: welcome.pid,
             layers: welcome.layers,
+            features: welcome.features,
             driver: welcome.driver,
             process: process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()),
             writer: Mutex::new(stream),
@@ -199,6 +201,11 @@ impl PlaneLink {
             next_id: AtomicU64::new(1),
         };
         Ok(Some((link, PlaneReader(reader))))
+    }
+
+    /// Whether its build has this feature.
+    pub(crate) fn can(&self, feature: &str) -> bool {
+        self.features.iter().any(|f| f == feature)
     }
 
     /// Hands every message that is not an answer to `wish`, until the connection ends.

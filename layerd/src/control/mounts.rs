@@ -187,11 +187,11 @@ impl MountService {
     ) -> Result<Vec<Described>, MountsError> {
         let one = |reference: &String| -> Result<Described, MountsError> {
             let reference: LayerRef = reference.parse()?;
-            let (digest, trace) = self.layers.find(&reference)?;
-            let hold = self.layers.hold(digest);
-            let layer = self.layers.load(&digest)?;
+            let named = self.layers.find(&reference)?;
+            let hold = self.layers.hold(named.layer);
+            let layer = self.layers.load_named(named)?;
             self.layers.ensure_meta(&layer)?;
-            foresight.begin(&layer, trace, &self.layers, &self.feed);
+            foresight.begin(&layer, named.trace, &self.layers, &self.feed);
             Ok((layer, hold))
         };
         let mut layers = Vec::with_capacity(refs.len());
@@ -267,6 +267,10 @@ impl MountService {
             mountpoint: mountpoint.to_owned(),
             rw: request.rw,
             upper: request.rw.then(|| self.paths.rw(&id).join("upper")),
+            lowers: layers
+                .iter()
+                .map(|layer| self.paths.layer_mount(&layer.digest))
+                .collect(),
             state: MountState::Alive,
         };
         let mut guarded = self.lock();

@@ -127,6 +127,7 @@ mod tests {
             mountpoint: "/mnt/x".into(),
             rw: false,
             upper: None,
+            lowers: Vec::new(),
             state: MountState::Alive,
         };
         records.put(&mount).unwrap();

@@ -93,6 +93,7 @@ mod tests {
             mountpoint: at.into(),
             rw: false,
             upper: None,
+            lowers: Vec::new(),
             state: MountState::Alive,
         }
     }

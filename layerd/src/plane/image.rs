@@ -174,15 +174,18 @@ impl BlockImage for LayerImage {
     }
 
     fn read_at(&self, offset: u64, len: u32, done: ReadDone) {
-        let window = self.layer.note_read(offset, u64::from(len));
+        let noted = self.layer.note_read(offset, u64::from(len));
         let pieces = self.layer.layout.pieces(offset, u64::from(len));
         let done = self.watch_pages(&pieces, done);
         match *pieces {
             [Piece::Segment { index, offset, len }] => self.read_one(index, offset, len, done),
             _ => self.read_pieces(&pieces, done),
         }
-        if let Some((first, end)) = window {
+        if let Some((first, end)) = noted.ahead {
             self.loader.prefetch(&self.layer, first, end);
+        }
+        if noted.foreseen > 0 {
+            self.loader.say_foreseen(&self.layer, noted.foreseen);
         }
     }
 }

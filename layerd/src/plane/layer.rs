@@ -57,6 +57,15 @@ struct Activity {
     hotahead: HotAhead,
 }
 
+/// What follows from a read.
+#[derive(Debug, Default)]
+pub(crate) struct Noted {
+    /// Segments `first..end` to load in advance.
+    pub(crate) ahead: Option<(usize, usize)>,
+    /// Stored bytes that a trace brought and that nobody had read before.
+    pub(crate) foreseen: u64,
+}
+
 /// See the head of this file.
 #[derive(Debug)]
 pub(crate) struct LayerState {
@@ -111,8 +120,14 @@ impl LayerState {
         change(&mut self.activity().counters);
     }
 
-    /// Notes a read of `[offset, offset + len)`; the segments `first..end` to load in advance.
-    pub(crate) fn note_read(&self, offset: u64, len: u64) -> Option<(usize, usize)> {
+    /// Notes a read of `[offset, offset + len)`.
+    pub(crate) fn note_read(&self, offset: u64, len: u64) -> Noted {
+        let mut noted = Noted::default();
+        noted.ahead = self.note(offset, len, &mut noted.foreseen);
+        noted
+    }
+
+    fn note(&self, offset: u64, len: u64, foreseen: &mut u64) -> Option<(usize, usize)> {
         let end = offset.saturating_add(len).min(self.layout.len());
         let data = self.meta.len();
         let mut activity = self.activity();
@@ -122,6 +137,8 @@ impl LayerState {
         }
         activity.touched.mark(offset - data, end - offset);
         let here = self.segment_at(offset)?;
+        let last = self.segment_at(end - 1).unwrap_or(here);
+        *foreseen = activity.touched.read_traced(here..=last);
         if here < self.hot {
             return activity.hotahead.on_read(here, self.hot);
         }
@@ -146,14 +163,9 @@ impl LayerState {
     /// A copy of the counters.
     pub(crate) fn counters(&self) -> Counters {
         let activity = self.activity();
-        let data = self.meta.len();
-        let place = |index: usize| {
-            let start = self.layout.segment_start(index)? - data;
-            Some(start..start + self.segments.get(index)?.len())
-        };
         Counters {
             needed_bytes: activity.touched.bytes(),
-            traced_unused_segments: activity.touched.unused(place),
+            traced_unused_segments: activity.touched.unused(),
             ..activity.counters
         }
     }
@@ -165,8 +177,14 @@ impl LayerState {
 
     /// Segment `index`, of `stored` bytes, came because of a trace.
     pub(crate) fn note_traced(&self, index: usize, stored: u64) {
+        let data = self.meta.len();
+        let start = self.layout.segment_start(index).map(|start| start - data);
+        let (Some(start), Some(segment)) = (start, self.segments.get(index)) else {
+            return;
+        };
         let mut activity = self.activity();
-        if index < self.segments.len() && activity.touched.note_traced(index) {
+        let place = start..start + segment.len();
+        if activity.touched.note_traced(index, stored, place) {
             activity.counters.traced_segments += 1;
             activity.counters.traced_bytes += stored;
         }

@@ -309,6 +309,12 @@ impl Loader {
         }
     }
 
+    /// Reports that stored bytes which a trace brought were read for the first time.
+    pub(crate) fn say_foreseen(&self, layer: &LayerState, bytes: u64) {
+        let layer = layer.digest;
+        self.shared.link.send(&ToControl::Foreseen { layer, bytes });
+    }
+
     /// Reports the segments read from the cache since the last time.
     pub(crate) fn report_used(&self) {
         let digests = std::mem::take(&mut self.shared.lock().used);

@@ -2,8 +2,8 @@
 //!
 //! One bit a block, and a list of first touches in their order, as long as it is short: what a trace is made of.
 
-use std::collections::HashSet;
-use std::ops::Range;
+use std::collections::{HashMap, HashSet};
+use std::ops::{Range, RangeInclusive};
 use std::sync::LazyLock;
 use std::time::Instant;
 
@@ -26,6 +26,8 @@ pub(super) struct Touched {
     full: bool,
     /// Segments that came because of a trace.
     traced: HashSet<usize>,
+    /// Of those, the ones that nobody has read, with their stored bytes.
+    unread: HashMap<usize, u64>,
 }
 
 impl Touched {
@@ -37,6 +39,7 @@ impl Touched {
             first: Vec::new(),
             full: false,
             traced: HashSet::new(),
+            unread: HashMap::new(),
         }
     }
 
@@ -88,18 +91,27 @@ impl Touched {
         }
     }
 
-    /// Segment `index` came because of a trace; whether it is the first time.
-    pub(super) fn note_traced(&mut self, index: usize) -> bool {
-        self.traced.insert(index)
+    /// Segment `index`, whose data lies at `place`, came because of a trace as `stored` bytes; whether it is the first time.
+    pub(super) fn note_traced(&mut self, index: usize, stored: u64, place: Range<u64>) -> bool {
+        let mut blocks = place.start / BLOCK_SIZE..place.end / BLOCK_SIZE;
+        let fresh = self.traced.insert(index);
+        if fresh && !blocks.any(|block| self.has(block)) {
+            self.unread.insert(index, stored);
+        }
+        fresh
     }
 
-    /// Segments that came because of a trace and that nobody has read. `place`: where a segment's data lies.
-    pub(super) fn unused(&self, place: impl Fn(usize) -> Option<Range<u64>>) -> u64 {
-        let read = |index: &&usize| {
-            let blocks = place(**index).map(|at| at.start / BLOCK_SIZE..at.end / BLOCK_SIZE);
-            blocks.is_some_and(|mut blocks| blocks.any(|block| self.has(block)))
-        };
-        to_u64(self.traced.len()) - to_u64(self.traced.iter().filter(read).count())
+    /// Segments `indexes` are read; the stored bytes of those that came because of a trace and that nobody had read.
+    pub(super) fn read_traced(&mut self, indexes: RangeInclusive<usize>) -> u64 {
+        if self.unread.is_empty() {
+            return 0;
+        }
+        indexes.filter_map(|index| self.unread.remove(&index)).sum()
+    }
+
+    /// Segments that came because of a trace and that nobody has read.
+    pub(super) fn unused(&self) -> u64 {
+        to_u64(self.unread.len())
     }
 
     fn has(&self, block: u64) -> bool {
@@ -143,13 +155,19 @@ mod tests {
         assert_eq!((touches.touches.len(), touches.full), (TOUCHES_MAX, true));
     }
 
+    /// Mutations: `read_traced` leaves them in; `note_traced` takes what was read before for unread.
     #[test]
-    fn traced_segments_that_nobody_read_are_counted() {
+    fn traced_segments_that_nobody_read_are_counted_and_pay_once() {
         let mut touched = Touched::new(1 << 20);
-        let place = |n: usize| Some(to_u64(n) << 18..(to_u64(n) + 1) << 18);
-        assert!(touched.note_traced(0) && touched.note_traced(2) && !touched.note_traced(2));
-        assert_eq!(touched.unused(place), 2);
-        touched.mark(700 << 10, 1);
-        assert_eq!(touched.unused(place), 1);
+        let place = |n: u64| n << 18..(n + 1) << 18;
+        touched.mark(300 << 10, 1);
+        assert!(touched.note_traced(0, 10, place(0)) && touched.note_traced(2, 12, place(2)));
+        assert!(touched.note_traced(1, 11, place(1)) && !touched.note_traced(2, 12, place(2)));
+        assert_eq!(touched.unused(), 2);
+        assert_eq!(
+            [touched.read_traced(1..=3), touched.read_traced(0..=3)],
+            [12, 10]
+        );
+        assert_eq!((touched.read_traced(0..=3), touched.unused()), (0, 0));
     }
 }

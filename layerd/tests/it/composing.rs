@@ -93,6 +93,23 @@ fn compositions_share_one_kernel_mount_a_layer() {
     assert_eq!(daemon.stats().mounts.len(), 10);
 }
 
+/// Mutation: lowers in the order of the overlay (topmost first) fail here.
+#[test]
+fn a_composition_says_where_its_layers_are() {
+    let world = World::new();
+    publish_three(&world);
+    let daemon = Daemon::start(world.dir.path(), &[world.origin_url()], &[]);
+    let mount = daemon.mount(&STACK, &world.folder("mnt"), false);
+    let names = mount
+        .lowers
+        .iter()
+        .map(|lower| fs::read_dir(lower).unwrap().count());
+    assert_eq!(names.collect::<Vec<_>>(), [2, 2, 2]);
+    assert!(mount.lowers[0].join("usr/lib/a").is_file());
+    assert!(mount.lowers[1].join("src/main.py").is_file());
+    assert!(mount.lowers[2].join("opt/tool/run.py").is_file());
+}
+
 #[test]
 fn a_layer_may_come_twice_and_the_upper_one_decides() {
     let world = World::new();

@@ -145,6 +145,7 @@ fn damage_on_the_origin_that_stays_is_a_clear_error_and_leaves_nothing() {
     let bytes = fs::read(&path).unwrap();
     fs::remove_file(&path).unwrap();
     fs::write(&path, &bytes[..bytes.len() - 10]).unwrap();
+    fs::remove_dir_all(world.origin().join("bundles")).unwrap();
     let daemon = Daemon::start(world.dir.path(), &[world.origin_url()], &[]);
     let mnt = world.folder("mnt");
     let error = daemon.try_mount(&["base/t:1"], &mnt, false).unwrap_err();

@@ -6,18 +6,19 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, SystemTime};
+use std::sync::{Condvar, Mutex};
+use std::time::{Duration, Instant, SystemTime};
 
 use imgstore::build::{BuildOptions, build};
 use imgstore::ids::{Digest, LayerRef, TagName};
-use imgstore::origin::Origin;
 use imgstore::origin::dir::DirOrigin;
+use imgstore::origin::{ByteRange, Created, ObjectInfo, Origin, OriginError};
 use imgstore::source::{self, SourceOptions, SourceSpec};
 use imgstore::store::gc::{GcOptions, GcReport, collect};
 use imgstore::store::{lease, tags};
 use rustix::process::Signal;
 
-use crate::daemon::{Daemon, detach, read_whole, until};
+use crate::daemon::{Daemon, SOON, detach, read_whole, until};
 use crate::fixture::{World, noise};
 
 fn origin(world: &World) -> DirOrigin {
@@ -237,4 +238,110 @@ fn an_origin_that_cannot_be_written_is_no_obstacle() {
     assert!(read_whole(&mnt.join("data")).unwrap() == data);
     drop(daemon);
     detach(&view);
+}
+
+/// A directory whose collector stops before the first manifest goes, until it is told to go on.
+#[derive(Debug)]
+struct Held {
+    inner: DirOrigin,
+    /// Whether it has come there, and whether it may go on.
+    gate: Mutex<(bool, bool)>,
+    changed: Condvar,
+}
+
+impl Held {
+    fn new(world: &World) -> Self {
+        Self {
+            inner: origin(world),
+            gate: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn wait_until(&self, check: impl Fn(&(bool, bool)) -> bool) {
+        let deadline = Instant::now() + SOON;
+        let mut gate = self.gate.lock().unwrap();
+        while !check(&gate) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "waited in vain");
+            gate = self.changed.wait_timeout(gate, left).unwrap().0;
+        }
+    }
+
+    fn set(&self, set: impl Fn(&mut (bool, bool))) {
+        set(&mut self.gate.lock().unwrap());
+        self.changed.notify_all();
+    }
+}
+
+impl Origin for Held {
+    fn address(&self) -> String {
+        self.inner.address()
+    }
+    fn fetch(&self, object: &str, range: ByteRange) -> Result<Vec<u8>, OriginError> {
+        self.inner.fetch(object, range)
+    }
+    fn fetch_all(&self, object: &str, max_len: u64) -> Result<Vec<u8>, OriginError> {
+        self.inner.fetch_all(object, max_len)
+    }
+    fn create(&self, object: &str, content: &mut dyn Read) -> Result<Created, OriginError> {
+        self.inner.create(object, content)
+    }
+    fn replace(&self, object: &str, content: &[u8]) -> Result<(), OriginError> {
+        self.inner.replace(object, content)
+    }
+    fn list(&self, prefix: &str) -> Result<Vec<String>, OriginError> {
+        self.inner.list(prefix)
+    }
+    fn list_info(&self, prefix: &str) -> Result<Vec<ObjectInfo>, OriginError> {
+        self.inner.list_info(prefix)
+    }
+    fn size(&self, object: &str) -> Result<u64, OriginError> {
+        self.inner.size(object)
+    }
+    fn remove(&self, object: &str) -> Result<(), OriginError> {
+        if object.starts_with("manifests/") {
+            self.set(|gate| gate.0 = true);
+            self.wait_until(|gate| gate.1);
+        }
+        self.inner.remove(object)
+    }
+}
+
+/// A mount of a layer that is being removed waits for the end of that. Then it fails, or its reads do: nothing of it is there, and
+/// nothing else is read in its place. Turned red by: a claim that does not look at records.
+#[test]
+fn a_mount_of_a_layer_that_is_being_collected_waits_and_reads_nothing_wrong() {
+    let world = World::new();
+    let (layer, _) = world.publish_data(1);
+    untag(&world, "base/t:1");
+    let held = Held::new(&world);
+    let mut daemon = Daemon::idle(world.dir.path(), &[world.origin_url()], &[]);
+    daemon.env.push(("DSEC_LOG", "debug".to_owned()));
+    daemon.restart();
+    let mnt = world.folder("mnt");
+    std::thread::scope(|scope| {
+        let options = GcOptions {
+            grace: Duration::ZERO,
+            ..GcOptions::default()
+        };
+        let held = &held;
+        let collector = scope.spawn(move || collect(held, &options).unwrap());
+        held.wait_until(|gate| gate.0);
+        let hex = layer.digest.to_hex();
+        let (daemon, mnt) = (&daemon, &mnt);
+        let mount = scope.spawn(move || daemon.try_mount(&[&hex], mnt, false).is_ok());
+        until("the mount waits", || {
+            daemon.log().contains("waiting for a collection to end")
+        });
+        assert!(!mount.is_finished(), "it waits for the collector");
+        held.set(|gate| gate.1 = true);
+        assert!(packs(&collector.join().unwrap()) >= 1);
+        if mount.join().unwrap() {
+            let error = read_whole(&mnt.join("data")).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(5));
+            daemon.client().umount(mnt).unwrap();
+        }
+    });
+    assert_eq!(daemon.total().verify_failures, 0);
 }

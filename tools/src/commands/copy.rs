@@ -79,6 +79,12 @@ fn run(
         let state = if layer.changed { "" } else { "  (was there)" };
         output::line(&format!("{} = {}{state}", layer.reference, layer.layer));
     }
+    if report.traces_lost > 0 {
+        output::note(&format!(
+            "dsec: {} traces that tags name are missing or damaged on {from}: the layers were copied without",
+            report.traces_lost
+        ));
+    }
     output::line(&format!(
         "{} written to {to}: {} segments copied, {} were there; {} read from {from} in {} requests",
         output::bytes(report.bytes_copied),

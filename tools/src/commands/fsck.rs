@@ -36,7 +36,7 @@ pub(crate) struct What {
     pub(crate) origin: Option<OriginUrl>,
 }
 
-/// Checks; status 1 when something is damaged, of a cache also when it was.
+/// Checks; status 1 when something is damaged, with `--repair` when something still is.
 pub(crate) fn run(args: &FsckArgs) -> Result<ExitCode, Failure> {
     match &args.what {
         What {

@@ -8,7 +8,7 @@ use imgstore::store::cache::fsck;
 use super::Failure;
 use crate::{output, progress};
 
-/// Checks a cache folder; status 1 when something is (or was) damaged.
+/// Checks a cache folder; status 1 when something is damaged, with `--repair` when something still is.
 pub(crate) fn run(cache: &Path, repair: bool, json: bool) -> Result<ExitCode, Failure> {
     let bar = progress::count("folders");
     let report = fsck::check(cache, repair, &|done, total| {
@@ -16,7 +16,7 @@ pub(crate) fn run(cache: &Path, repair: bool, json: bool) -> Result<ExitCode, Fa
         bar.set_position(done);
     })?;
     bar.finish_and_clear();
-    let clean = report.damage.is_empty();
+    let clean = report.damage.iter().all(|damage| damage.mended);
     if json {
         output::json(&report);
     } else {
@@ -38,9 +38,16 @@ pub(crate) fn run(cache: &Path, repair: bool, json: bool) -> Result<ExitCode, Fa
 }
 
 fn summary(cache: &Path, report: &fsck::CacheReport, repair: bool) -> String {
+    let mended = report.damage.iter().filter(|d| d.mended).count();
     let state = match (report.damage.len(), repair) {
         (0, _) => "all right".to_owned(),
-        (n, true) => format!("{n} damaged files were removed and will be fetched again"),
+        (n, true) if n == mended => {
+            format!("{n} damaged files were removed and will be fetched again")
+        }
+        (n, true) => format!(
+            "{mended} damaged files were removed, {} could not be and are still there",
+            n - mended
+        ),
         (n, false) => format!("{n} damaged files; `--repair` removes them, they are fetched again"),
     };
     let leftovers = if repair { "removed" } else { "left over" };

@@ -10,7 +10,7 @@ use crate::output;
 
 /// Lists tags; status 1 when there are damaged ones, which are named on standard error.
 pub(crate) fn run(origin: &OriginUrl, json: bool) -> Result<ExitCode, Failure> {
-    let layer::Tags { tags, damaged } = layer::list_tags(origin.open()?.as_ref())?;
+    let layer::Tags { tags, damaged, .. } = layer::list_tags(origin.open()?.as_ref())?;
     if json {
         let rows: Vec<_> = tags
             .iter()

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::daemon::Layerd;
-use crate::world::{World, dsec, failed, json, noise, ok};
+use crate::world::{World, dsec, failed, json, noise, ok, sh};
 
 /// A world with a layer that was mounted, read and left in the cache.
 fn cached_world() -> (World, Vec<PathBuf>) {
@@ -69,7 +69,8 @@ fn fsck_finds_each_kind_of_damage_and_mends_only_when_told() {
     ];
     for (arguments, mended) in [(&["--json"][..], false), (&["--json", "--repair"], true)] {
         let output = fsck(arguments);
-        assert_eq!(failed(&output, 1), "");
+        assert_eq!(output.status.code(), Some(i32::from(!mended)));
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "");
         let report = json(&String::from_utf8(output.stdout).unwrap());
         let damage = report["damage"].as_array().unwrap();
         let mut found: Vec<PathBuf> = damage
@@ -94,6 +95,53 @@ fn fsck_finds_each_kind_of_damage_and_mends_only_when_told() {
             .all(|path| fs::read(path).unwrap() == b"mine")
     );
     assert!(ok(fsck(&["--repair"])).contains("all right"));
+}
+
+/// A mount over a file: it cannot be removed.
+struct Stuck(PathBuf);
+
+impl Stuck {
+    fn over(file: &std::path::Path) -> Self {
+        sh(
+            file.parent().unwrap(),
+            &format!("mount --bind {0} {0}", file.display()),
+        );
+        Self(file.to_owned())
+    }
+}
+
+impl Drop for Stuck {
+    fn drop(&mut self) {
+        sh(
+            self.0.parent().unwrap(),
+            &format!("umount {}", self.0.display()),
+        );
+    }
+}
+
+/// What cannot be mended stops nothing else, and says so by the status. Turned red by: a status that looks at damage alone.
+#[test]
+fn fsck_fails_while_damage_is_left() {
+    let (world, files) = cached_world();
+    for file in &files[..3] {
+        fs::write(file, b"damaged").unwrap();
+    }
+    let fsck = |more: &[&str]| dsec(&world, &[&["fsck", "--cache", "cache"], more].concat());
+    let stuck = Stuck::over(&files[0]);
+    let output = fsck(&["--repair"]);
+    assert_eq!(failed(&output, 1), "");
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        said.contains("2 damaged files were removed, 1 could not be")
+            && said.contains("cannot remove"),
+        "{said}"
+    );
+    let left: Vec<bool> = files.iter().map(|file| file.exists()).collect();
+    assert_eq!(left[..4], [true, false, false, true]);
+    drop(stuck);
+    assert!(ok(fsck(&["--repair"])).contains("1 damaged files were removed"));
+    assert!(!files[0].exists());
+    assert!(ok(fsck(&[])).contains("all right"));
 }
 
 #[test]

@@ -8,16 +8,23 @@
 mod daemon;
 #[path = "../../../imgstore/tests/it/oci/docker_registry.rs"]
 mod docker_registry;
+mod nbd_client;
 mod nginx;
 mod world;
 
 mod cache;
 mod collecting;
 mod contract;
+mod disk_attach;
+mod disk_files;
+mod disk_published;
+mod disk_vm;
 mod images;
 mod import;
+mod killed;
 mod logins;
 mod same_name;
+mod sandboxes;
 mod seaweed;
 mod served;
 mod testvm;

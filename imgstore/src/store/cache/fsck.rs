@@ -220,13 +220,16 @@ impl Checker<'_> {
         }
     }
 
-    fn damaged(&self, path: PathBuf, what: String) -> Result<(), CheckError> {
-        if self.repair {
-            remove(&path)?;
+    fn damaged(&self, path: PathBuf, mut what: String) {
+        let mut mended = self.repair;
+        if self.repair
+            && let Err(error) = remove(&path)
+        {
+            // One that stays is no reason to leave the others.
+            mended = false;
+            what = format!("{what}; {error}");
         }
-        let mended = self.repair;
         self.note(|report| report.damage.push(CacheDamage { path, what, mended }));
-        Ok(())
     }
 
     fn shard(&self, shard: u8, folder: &Path) -> Result<(), CheckError> {
@@ -241,7 +244,7 @@ impl Checker<'_> {
                     report.segments_right += 1;
                     report.bytes_right += len;
                 }),
-                Err(what) => self.damaged(path, what)?,
+                Err(what) => self.damaged(path, what),
             }
         }
         Ok(())
@@ -268,7 +271,7 @@ impl Checker<'_> {
                     Some(manifest)
                 }
                 Err(what) => {
-                    self.damaged(path(names::MANIFEST), what)?;
+                    self.damaged(path(names::MANIFEST), what);
                     None
                 }
             }
@@ -290,7 +293,7 @@ impl Checker<'_> {
             };
             match checked {
                 Ok(()) => right(),
-                Err(what) => self.damaged(path(name), what)?,
+                Err(what) => self.damaged(path(name), what),
             }
         }
         Ok(())
@@ -309,7 +312,7 @@ impl Checker<'_> {
                     .map_err(|e| e.to_string())
             }) {
                 Ok(()) => self.note(|report| report.descriptions_right += 1),
-                Err(what) => self.damaged(path, what)?,
+                Err(what) => self.damaged(path, what),
             }
         }
         Ok(())

@@ -170,6 +170,14 @@ pub fn mark(survey: &Survey, grace: Duration) -> Plan {
         folders.position(|(folder, _)| info.name.starts_with(folder))
     };
     remove.sort_by(|a, b| (folder(a), &a.name).cmp(&(folder(b), &b.name)));
+    for (info, used) in &survey.traces {
+        if *used || age(now, info) < grace || needed.contains(&*info.name) {
+            kept.objects += 1;
+            kept.bytes += info.size;
+        } else {
+            remove.push(info);
+        }
+    }
     remove.extend(spent);
     remove.extend(&survey.leftovers);
     let unused = |(info, maker): &&(ObjectInfo, Maker)| match maker {

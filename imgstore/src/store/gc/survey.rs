@@ -15,6 +15,7 @@ use crate::origin::{ObjectInfo, Origin, OriginError};
 use crate::process::Process;
 use crate::store::layer::{self, LayerError};
 use crate::store::lease::{self, Found};
+use crate::store::trace;
 
 /// Whether the maker of a temporary file still works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,10 +46,12 @@ pub struct Survey {
     pub leases: Vec<Found>,
     /// All tags.
     pub tags: Vec<(TagName, Digest)>,
-    /// All immutable objects and placements; nothing else that lies in their folders.
+    /// All immutable objects, placements and bundles; nothing else that lies in their folders.
     pub objects: Vec<ObjectInfo>,
     /// What the layers need that tags, leases and young manifests name.
     pub layers: BTreeMap<Digest, Needs>,
+    /// Published traces, and whether a tag or a layer that stays has a use for them.
+    pub traces: Vec<(ObjectInfo, bool)>,
     /// Records and the like that collectors left behind.
     pub leftovers: Vec<ObjectInfo>,
     /// Files that are, or were, being written.
@@ -81,12 +84,14 @@ pub(super) fn take(
         tags: listed.tags,
         objects,
         layers: BTreeMap::new(),
+        traces: Vec::new(),
         leftovers: leftovers(origin, now, own_record)?,
         temporaries: temporaries(origin)?,
     };
     let mut unreadable: Vec<String> = listed.damaged.iter().map(ToString::to_string).collect();
     unreadable.extend(unreadable_leases(&survey));
     read_layers(origin, &mut survey, options, &mut unreadable)?;
+    read_traces(origin, &mut survey, &listed.traces, options)?;
     if unreadable.is_empty() {
         return Ok(survey);
     }
@@ -130,6 +135,38 @@ fn read_layers(
     Ok(())
 }
 
+/// Only those are read that are old and that no tag names.
+fn read_traces(
+    origin: &dyn Origin,
+    survey: &mut Survey,
+    tagged: &BTreeSet<Digest>,
+    options: &GcOptions<'_>,
+) -> Result<(), GcError> {
+    let all = origin.list_info(names::TRACES)?.into_iter();
+    let all: Vec<(ObjectInfo, Digest)> = all
+        .filter_map(|info| names::parse_trace(&info.name).map(|digest| (info, digest)))
+        .collect();
+    let layers = &survey.layers;
+    let used = parallel::map(&all, options.threads, |(info, digest)| {
+        let young = survey.now.duration_since(info.modified).unwrap_or_default() < options.grace;
+        if young || tagged.contains(digest) {
+            return Ok(true);
+        }
+        match trace::read(origin, digest) {
+            Ok(trace) => Ok(trace.layers.iter().any(|layer| layers.contains_key(layer))),
+            // Nobody can use it.
+            Err(error) if is_damage(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
+    });
+    let mut traces = Vec::with_capacity(all.len());
+    for ((info, _), used) in all.into_iter().zip(used) {
+        traces.push((info, used?));
+    }
+    survey.traces = traces;
+    Ok(())
+}
+
 /// Whether asking again would give the same: what is missing or damaged, not an origin that fails.
 fn is_damage(error: &LayerError) -> bool {
     match error {
@@ -148,7 +185,11 @@ fn is_missing(error: &LayerError) -> bool {
 /// What can be kept of a layer that cannot be read.
 fn described(digest: &Digest) -> Needs {
     Needs {
-        objects: BTreeSet::from([names::manifest(digest), names::placement(digest)]),
+        objects: BTreeSet::from([
+            names::manifest(digest),
+            names::placement(digest),
+            names::bundle(digest),
+        ]),
         ranges: BTreeMap::new(),
     }
 }

@@ -12,7 +12,7 @@ use imgstore::origin::mem::MemOrigin;
 use imgstore::origin::{ByteRange, Created, Origin, OriginError};
 
 use super::layers::World;
-use super::{fill, mem};
+use super::{fill, mem, servers};
 use crate::bad_web::{Act, BadWeb, PAGE, gzip};
 
 /// A wrong answer about an object.
@@ -37,11 +37,7 @@ pub(super) trait Site {
 
     /// The origin with wrong answers about an object. An origin that cannot lie by itself does so behind a decorator.
     fn lie(&self, origin: Arc<dyn Origin>, object: &str, lie: &Lie) -> Arc<dyn Origin> {
-        Arc::new(Lying {
-            inner: origin,
-            object: object.to_owned(),
-            lie: *lie,
-        })
+        Arc::new(Lying::new(origin, object, *lie))
     }
 
     /// No more wrong answers.
@@ -63,9 +59,13 @@ fn row(name: &'static str, rounds: usize, make: fn(&World) -> Box<dyn Site>) -> 
 /// All kinds. A new one is a line here, with a test in the parent that runs it.
 pub(super) static KINDS: std::sync::LazyLock<Vec<Kind>> = std::sync::LazyLock::new(|| {
     vec![
-        row("mem", 80, Mem::site),
-        row("dir", 60, Dir::site),
-        row("http", 30, Http::site),
+        row("mem", 60, Mem::site),
+        row("dir", 38, Dir::site),
+        row("http", 22, Http::site),
+        row("s3", 7, servers::s3),
+        row("oci", 6, servers::oci),
+        row("3fs-mount", 7, servers::three_fs_mount),
+        row("3fs-rings", 7, servers::three_fs_rings),
     ]
 });
 
@@ -204,13 +204,18 @@ impl Site for Http {
 
 /// Gives wrong answers about one object, whatever the contract says.
 #[derive(Debug)]
-struct Lying {
+pub(super) struct Lying {
     inner: Arc<dyn Origin>,
     object: String,
     lie: Lie,
 }
 
 impl Lying {
+    pub(super) fn new(inner: Arc<dyn Origin>, object: &str, lie: Lie) -> Self {
+        let object = object.to_owned();
+        Self { inner, object, lie }
+    }
+
     fn change(&self, right: Vec<u8>, range: Option<ByteRange>) -> Result<Vec<u8>, OriginError> {
         let len = right.len();
         Ok(match self.lie {

@@ -1,6 +1,6 @@
 //! Changes inputs: bytes, numbers of any width and form, pieces, and the values of JSON documents.
 
-use crate::random_tree::Rng;
+use crate::rng::Rng;
 
 /// Numbers on which arithmetic goes wrong.
 const NUMBERS: [u64; 18] = [

@@ -11,7 +11,6 @@ use imgstore::format::tag::{Index, Tag};
 use imgstore::format::trace::{Blocks, Trace, segments_of};
 use imgstore::format::{chunk_table, erofs, frame, names};
 use imgstore::ids::{Digest, LayerRef, TagName};
-use imgstore::media::mem::MemMedia;
 use imgstore::origin::mem::MemOrigin;
 use imgstore::origin::url::OriginUrl;
 use imgstore::store::reader::LayerReader;
@@ -66,7 +65,12 @@ pub(super) fn told<T, E: std::fmt::Display>(result: Result<T, E>) -> String {
     }
 }
 
-fn simple(corpus: Vec<Vec<u8>>, run: impl Fn(&[u8]) -> String + 'static) -> Target {
+/// An origin with a layer.
+pub(super) fn origin() -> (Arc<MemOrigin>, Digest) {
+    (Arc::clone(&published().origin), published().layer)
+}
+
+pub(super) fn simple(corpus: Vec<Vec<u8>>, run: impl Fn(&[u8]) -> String + 'static) -> Target {
     Target {
         corpus,
         fix: |_| (),
@@ -371,24 +375,4 @@ fn read_all(origin: Arc<MemOrigin>, digest: Digest) -> String {
 
 fn tag_name() -> TagName {
     crate::build::tag("1")
-}
-
-/// A sealed OverlayBD layer in any wrapping.
-pub(super) fn overlaybd() -> Target {
-    let folder = std::fs::read_dir(crate::overlaybd_golden::folder()).unwrap();
-    let paths = folder.map(|entry| entry.unwrap().path());
-    let files = paths
-        .filter(|path| path.is_file())
-        .map(|path| std::fs::read(path).unwrap());
-    let corpus = files.filter(|bytes| bytes.len() < super::LEN_MAX).collect();
-    simple(corpus, |bytes| {
-        let media = MemMedia::new(bytes.to_vec());
-        match imgstore::disk::layer::Layer::open(Arc::new(media), "input") {
-            Ok(layer) => {
-                let mut block = [0; 512];
-                told(layer.media.read_at(&mut block, 0))
-            }
-            Err(error) => error.to_string(),
-        }
-    })
 }

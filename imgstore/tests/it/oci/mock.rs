@@ -16,7 +16,7 @@ use imgstore::credentials::environment::Environment;
 use imgstore::origin::oci::OciOrigin;
 use imgstore::registry::reference::Repository;
 
-use crate::s3::server::{Canned, Seen};
+use crate::s3::server::{Canned, Seen, Twist};
 
 /// How the registry wants to know who asks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -49,6 +49,8 @@ pub(crate) struct State {
     files: HashMap<String, (String, Vec<u8>)>,
     pub(crate) seen: Vec<Seen>,
     pub(crate) script: VecDeque<Canned>,
+    /// Answers to those who are allowed in, before all others.
+    pub(crate) twist: Twist,
 }
 
 /// A running mock.
@@ -121,7 +123,8 @@ impl State {
                 challenges.iter().map(String::as_str).map(named).collect();
             return Some(reply(401, &headers, b"{}"));
         }
-        let Some(canned) = self.script.pop_front() else {
+        let twisted = self.twist.answer(&path, &parts.headers);
+        let Some(canned) = twisted.or_else(|| self.script.pop_front()) else {
             return Some(self.file(&path, &parts.headers));
         };
         let own = canned.headers.iter();
@@ -160,6 +163,10 @@ impl State {
             None => reply(200, &[("content-type", media_type)], bytes),
             Some((from, to)) => {
                 let (from, to): (usize, usize) = (from.parse().unwrap(), to.parse().unwrap());
+                if from >= bytes.len() {
+                    return reply(416, &[], b"{}");
+                }
+                let to = to.min(bytes.len() - 1);
                 let range = format!("bytes {from}-{to}/{}", bytes.len());
                 reply(206, &[("content-range", &range)], &bytes[from..=to])
             }
@@ -245,6 +252,11 @@ impl Mock {
     pub(crate) fn put(&self, path: &str, media_type: &str, body: &[u8]) {
         let file = (media_type.to_owned(), body.to_vec());
         self.state().files.insert(format!("/v2/a/b/{path}"), file);
+    }
+
+    /// Serves nothing there any more.
+    pub(crate) fn take(&self, path: &str) {
+        self.state().files.remove(&format!("/v2/a/b/{path}"));
     }
 
     pub(crate) fn seen(&self) -> Vec<Seen> {

@@ -36,10 +36,36 @@ pub(crate) struct Seen {
     pub(crate) headers: hyper::HeaderMap,
 }
 
+type Says = dyn Fn(&str, Option<&str>) -> Option<Canned> + Send + Sync;
+
+/// Answers that depend on the path and the range that are asked for.
+#[derive(Clone, Default)]
+pub(crate) struct Twist(Option<Arc<Says>>);
+
+impl Twist {
+    pub(crate) fn new(
+        says: impl Fn(&str, Option<&str>) -> Option<Canned> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Some(Arc::new(says)))
+    }
+
+    pub(crate) fn answer(&self, path: &str, headers: &hyper::HeaderMap) -> Option<Canned> {
+        let range = headers.get("range").map(|value| value.to_str().unwrap());
+        self.0.as_ref()?(path, range)
+    }
+}
+
+impl std::fmt::Debug for Twist {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Twist").field(&self.0.is_some()).finish()
+    }
+}
+
 #[derive(Debug, Default)]
 struct Gate {
     seen: Vec<Seen>,
     script: VecDeque<Canned>,
+    twist: Twist,
 }
 
 /// A running server.
@@ -72,7 +98,8 @@ async fn answer(
             uri: request.uri().to_string(),
             headers: request.headers().clone(),
         });
-        gate.script.pop_front()
+        let twisted = gate.twist.answer(request.uri().path(), request.headers());
+        twisted.or_else(|| gate.script.pop_front())
     };
     Ok(match next {
         Some(answer) if answer.hang => std::future::pending().await,
@@ -150,6 +177,11 @@ impl Server {
     /// The next requests get these answers.
     pub(crate) fn script(&self, answers: impl IntoIterator<Item = Canned>) {
         self.gate.lock().unwrap().script.extend(answers);
+    }
+
+    /// From now on these answers come first.
+    pub(crate) fn twist(&self, twist: Twist) {
+        self.gate.lock().unwrap().twist = twist;
     }
 
     /// All requests since the last call.

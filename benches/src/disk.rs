@@ -1,0 +1,130 @@
+//! `dsec-bench disk`: what a writable disk costs, without a kernel in between where that is possible.
+//!
+//! All on files of one folder, made for the run: a stack of sealed layers of random 4 KiB blocks, read at random; the merged
+//! index alone; a snapshot under writers; what is written for what a client wrote; the FUSE file; and io_uring beside `pread`.
+
+mod paths;
+mod stack;
+mod sys;
+mod writing;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use imgstore::ids::to_u64;
+
+use crate::error::{Context, Result};
+use crate::host;
+use crate::say::{print, progress};
+
+/// Bytes of a block that is read or written.
+pub(crate) const BLOCK: usize = 4096;
+
+/// Measure writable disks: reads through layers, look-ups, snapshots, write amplification, FUSE, io_uring.
+#[derive(Debug, Args)]
+pub(crate) struct DiskArgs {
+    /// Folder for the disks; it needs about 3 GiB.
+    #[arg(long, value_name = "DIR", env = "TMPDIR", default_value = "/tmp")]
+    tmp: PathBuf,
+    /// A tenth of everything, for a quick look.
+    #[arg(long)]
+    small: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One measured number.
+#[derive(Debug, serde::Serialize)]
+pub(crate) struct Row {
+    what: String,
+    value: f64,
+    unit: &'static str,
+}
+
+/// Rows, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Rows(Vec<Row>);
+
+impl Rows {
+    pub(crate) fn add(&mut self, what: impl Into<String>, value: f64, unit: &'static str) {
+        let what = what.into();
+        progress!("{what}: {value:.3} {unit}");
+        self.0.push(Row { what, value, unit });
+    }
+
+    /// Rate, and CPU time of each, of `count` things.
+    pub(crate) fn rate(&mut self, what: &str, count: usize, spent: Spent) {
+        let count = as_f64(to_u64(count));
+        self.add(what, count / spent.wall.as_secs_f64(), "/s");
+        self.add(format!("{what}: CPU each"), spent.cpu_s * 1e6 / count, "us");
+    }
+}
+
+/// Time that something took.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Spent {
+    pub(crate) wall: Duration,
+    pub(crate) cpu_s: f64,
+}
+
+/// Runs and times, with this process's CPU time.
+pub(crate) fn timed<T>(run: impl FnOnce() -> Result<T>) -> Result<(T, Spent)> {
+    let cpu = host::cpu_s("self")?;
+    let begun = std::time::Instant::now();
+    let done = run()?;
+    let wall = begun.elapsed();
+    let cpu_s = host::cpu_s("self")? - cpu;
+    Ok((done, Spent { wall, cpu_s }))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "shown to three decimals")]
+pub(crate) fn as_f64(n: u64) -> f64 {
+    n as f64
+}
+
+/// Random numbers from a seed.
+#[derive(Debug)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11) % n
+    }
+
+    /// A block that does not compress.
+    pub(crate) fn block(&mut self) -> Vec<u8> {
+        let words = (0..BLOCK / 8).flat_map(|_| self.below(u64::MAX >> 11).to_le_bytes());
+        words.collect()
+    }
+}
+
+/// Measures and prints.
+pub(crate) fn run(args: &DiskArgs) -> Result<()> {
+    let scale = if args.small { 10 } else { 1 };
+    let scratch = tempfile::Builder::new()
+        .prefix("dsec-bench-disk-")
+        .tempdir_in(&args.tmp)
+        .on("make a folder in", &args.tmp)?;
+    let mut rows = Rows::default();
+    stack::measure(&mut rows, scratch.path(), scale)?;
+    writing::measure(&mut rows, scratch.path(), scale)?;
+    paths::measure(&mut rows, scratch.path(), scale)?;
+    if args.json {
+        let text = serde_json::to_string_pretty(&rows.0).during("writing JSON")?;
+        return print(&format!("{text}\n"));
+    }
+    let lines = rows
+        .0
+        .iter()
+        .map(|row| format!("| {} | {:.2} {} |\n", row.what, row.value, row.unit));
+    print(&lines.collect::<String>())
+}

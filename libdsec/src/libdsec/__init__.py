@@ -1,0 +1,51 @@
+"""Sandboxes composed of layers: the client of ``sandboxd``.
+
+>>> from libdsec import Sandbox
+>>> with Sandbox.create(base="base/python:3.11", timeout=300) as sb:
+...     print(sb.commands.run("python3 -c 'print(1 + 1)'").stdout)
+
+The daemon is found by ``DSEC_URL`` (``http://ADDRESS:PORT`` or ``unix:PATH``) and ``DSEC_API_KEY``.
+"""
+
+from ._async import AsyncSandbox
+from ._dsec import DSecClient, DSecContainerRunArgs
+from ._errors import (
+    AuthenticationException,
+    CommandExitException,
+    ConflictException,
+    FileNotFoundException,
+    InfraFailedException,
+    InvalidArgumentException,
+    NotEnoughSpaceException,
+    NotFoundException,
+    SandboxException,
+    SandboxGoneException,
+    TimeoutException,
+    UnavailableException,
+)
+from ._sandbox import CommandHandle, CommandResult, EntryInfo, Layer, Sandbox, SandboxInfo, Session
+
+__all__ = [
+    "AsyncSandbox",
+    "AuthenticationException",
+    "CommandExitException",
+    "CommandHandle",
+    "CommandResult",
+    "ConflictException",
+    "DSecClient",
+    "DSecContainerRunArgs",
+    "EntryInfo",
+    "FileNotFoundException",
+    "InfraFailedException",
+    "InvalidArgumentException",
+    "Layer",
+    "NotEnoughSpaceException",
+    "NotFoundException",
+    "Sandbox",
+    "SandboxException",
+    "SandboxGoneException",
+    "SandboxInfo",
+    "Session",
+    "TimeoutException",
+    "UnavailableException",
+]

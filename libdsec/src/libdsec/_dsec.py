@@ -1,0 +1,75 @@
+"""The calls of the DSec paper's listing, on top of :class:`Sandbox`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, Optional
+
+from ._errors import InvalidArgumentException
+from ._sandbox import CommandResult, Sandbox
+
+
+@dataclass
+class DSecContainerRunArgs:
+    """What a container is to be. ``container_image`` names a base layer (``base/`` may be left out)."""
+
+    container_image: str
+    memory_limit_mb: int = 4096
+    cpu_cores_limit: float = 4
+    ttl_running_stop: Optional[float] = 300
+    network_rules: Dict[str, bool] = field(default_factory=dict)
+    init_user: str = "root"
+
+
+class DSecSandbox:
+    """A container that runs."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.id = sandbox.id
+
+    def run_shell(self, command: str, timeout: Optional[float] = None, **kwargs: Any) -> CommandResult:
+        """Runs a line of shell; never raises for its status."""
+        kwargs.setdefault("check", False)
+        return self.sandbox.commands.run(command, timeout=timeout, **kwargs)
+
+    def stop(self) -> None:
+        """Ends it."""
+        self.sandbox.kill()
+
+
+class DSecClient:
+    """Makes containers."""
+
+    def __init__(self, url: Optional[str] = None, api_key: Optional[str] = None) -> None:
+        self._where: Dict[str, Optional[str]] = {"url": url, "api_key": api_key}
+
+    def open(self) -> "DSecClient":
+        """Itself: there is no connection to keep."""
+        return self
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+    def __enter__(self) -> "DSecClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run_container(self, args: DSecContainerRunArgs, timeout: Optional[float] = None) -> DSecSandbox:
+        """Makes a container. ``timeout`` bounds the request in the listing; ours has the daemon's own bound."""
+        allowed = [name for name, allow in args.network_rules.items() if allow]
+        if allowed:
+            raise InvalidArgumentException(f"network rules are not available yet: {', '.join(allowed)}")
+        image = args.container_image
+        base = image if "/" in image or len(image) == 64 else f"base/{image}"
+        sandbox = Sandbox.create(
+            base,
+            memory_mb=args.memory_limit_mb,
+            cpus=args.cpu_cores_limit,
+            timeout=args.ttl_running_stop,
+            user=args.init_user,
+            **self._where,
+        )
+        return DSecSandbox(sandbox)

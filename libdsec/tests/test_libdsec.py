@@ -1,0 +1,192 @@
+"""libdsec against a real daemon: DSEC_URL says where; the layer base/mini:1 must have a shell and coreutils."""
+
+import asyncio
+import os
+import tarfile
+import tempfile
+import time
+import unittest
+
+import libdsec
+from libdsec import AsyncSandbox, DSecClient, DSecContainerRunArgs, Sandbox
+
+BASE = "base/mini:1"
+
+
+class LibdsecTests(unittest.TestCase):
+    def setUp(self) -> None:
+        self.sb = Sandbox.create(base=BASE, timeout=120, memory_mb=256, envs={"A": "b"})
+        self.addCleanup(self.sb.kill)
+
+    def test_results_say_what_happened(self) -> None:
+        r = self.sb.commands.run("echo out $A; echo err >&2")
+        self.assertEqual((r.stdout, r.stderr, r.exit_code, r.outcome), ("out b\n", "err\n", 0, "user_exit"))
+        self.assertFalse(r.timed_out or r.oom or r.truncated)
+        with self.assertRaises(libdsec.CommandExitException) as raised:
+            self.sb.commands.run("echo why >&2; exit 3")
+        self.assertEqual((raised.exception.exit_code, raised.exception.stderr), (3, "why\n"))
+        r = self.sb.commands.run("exit 3", check=False)
+        self.assertEqual(r.exit_code, 3)
+        with self.assertRaises(libdsec.TimeoutException) as late:
+            self.sb.commands.run("echo early; sleep 100", timeout=0.3)
+        self.assertEqual((late.exception.result.stdout, late.exception.result.timed_out), ("early\n", True))
+        r = self.sb.commands.run(["printf", r"\377\000x"])
+        self.assertEqual(r.stdout_bytes, b"\xff\x00x")
+        r = self.sb.commands.run("head -c 3000000 /dev/zero", check=True)
+        self.assertTrue(r.truncated)
+        self.assertEqual(len(r.stdout_bytes), 512 << 10)
+
+    def test_streams_and_input(self) -> None:
+        pieces = []
+        r = self.sb.commands.run("for i in 1 2 3; do echo ä$i; done", on_stdout=pieces.append)
+        self.assertEqual("".join(pieces), r.stdout)
+        self.assertEqual(r.stdout, "ä1\nä2\nä3\n")
+        data = os.urandom(1_000_000)
+        r = self.sb.commands.run("cat", stdin=data, on_stdout=lambda _: None)
+        self.assertTrue(r.stdout_bytes == data)
+        self.assertFalse(r.truncated)
+
+    def test_background_commands(self) -> None:
+        handle = self.sb.commands.start("read x; echo got $x; exit 4", stdin=True)
+        again = Sandbox.connect(self.sb.id).commands.connect(handle.exec_id)
+        self.assertEqual(again.pid, handle.pid)
+        again.send_stdin("word\n")
+        r = handle.wait(check=False)
+        self.assertEqual((r.stdout, r.exit_code), ("got word\n", 4))
+        handle = self.sb.commands.start("sleep 1000 & sleep 1000")
+        handle.kill()
+        self.assertEqual(handle.wait(check=False).signal, 9)
+        handle = self.sb.commands.start("stat -c %F /dev/stdin -L; read x; echo $x", pty=(80, 24))
+        handle.send_stdin("typed\n")
+        self.assertIn("character special file\r\n", handle.wait().stdout)
+
+    def test_sessions_keep_folder_variables_and_jobs(self) -> None:
+        with self.sb.commands.session() as session:
+            session.run("cd /w; X=5; sleep 1000 & true")
+            pieces = []
+            r = session.run("pwd; echo -n $X; echo e >&2; jobs | wc -l", on_stdout=pieces.append)
+            self.assertEqual((r.stdout, r.stderr), ("/w\n51\n", "e\n"))
+            self.assertEqual("".join(pieces), r.stdout)
+            self.assertEqual(session.run("cat; false", check=False).exit_code, 1)
+            with self.assertRaises(libdsec.TimeoutException) as late:
+                session.run("echo begun; sleep 1000", timeout=0.5)
+            self.assertEqual(late.exception.result.stdout, "begun\n")
+        sessions = [self.sb.commands.session() for _ in range(16)]
+        for n, session in enumerate(sessions):
+            session.run(f"N={n}")
+        self.assertEqual([s.run("echo $N").stdout for s in sessions], [f"{n}\n" for n in range(16)])
+
+    def test_the_same_request_runs_once(self) -> None:
+        for _ in range(2):
+            r = self.sb.commands.run("echo x >> /root/n; wc -l < /root/n", request_id="once")
+            self.assertEqual(r.stdout.strip(), "1")
+        one = Sandbox.create(base=BASE, request_id="same-" + self.sb.id)
+        two = Sandbox.create(base=BASE, request_id="same-" + self.sb.id)
+        self.assertEqual(one.id, two.id)
+        one.kill()
+
+    def test_files(self) -> None:
+        files = self.sb.files
+        data = os.urandom(700_001)
+        self.assertEqual(files.write("/w/a b/ü.bin", data, mode=0o600), len(data))
+        self.assertTrue(files.read("/w/a b/ü.bin", format="bytes") == data)
+        files.write("/w/t", "text")
+        self.assertEqual(files.read("/w/t"), "text")
+        self.assertEqual([(e.name, e.kind) for e in files.list("/w")], [("a b", "directory"), ("t", "file")])
+        self.assertEqual((files.get_info("/w/a b/ü.bin").mode, files.exists("/w/no")), (0o600, False))
+        files.rename("/w/t", "/w/u")
+        files.make_dir("/w/d/e")
+        files.remove("/w/a b")
+        self.assertEqual([e.path for e in files.list("/w", depth=2)], ["/w/d", "/w/d/e", "/w/u"])
+        with self.assertRaises(libdsec.FileNotFoundException):
+            files.read("/w/no")
+        with tempfile.TemporaryDirectory() as local:
+            os.makedirs(f"{local}/x/y")
+            with open(f"{local}/x/y/z", "w") as file:
+                file.write("deep")
+            files.upload_tree(local, "/w/tree")
+        self.assertEqual(files.read("/w/tree/x/y/z"), "deep")
+        tar: tarfile.TarFile = files.download_tree("/w/tree")
+        self.assertIn("x/y/z", [name.removeprefix("./") for name in tar.getnames()])
+
+    def test_life(self) -> None:
+        self.assertTrue(self.sb.is_running())
+        self.sb.pause()
+        self.assertEqual(self.sb.get_info().state, "paused")
+        self.assertEqual(self.sb.commands.run("echo on").stdout, "on\n")
+        self.assertEqual(self.sb.get_info().state, "running")
+        self.assertGreater(self.sb.get_metrics()["pids"], 0)
+        short = Sandbox.create(base=BASE, timeout=0.5)
+        until = time.monotonic() + 20
+        while short.is_running():
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.05)
+        self.assertEqual(short.get_info().reason, "its time was over")
+        with self.assertRaises(libdsec.SandboxGoneException):
+            short.commands.run("true")
+        with self.assertRaises(libdsec.NotFoundException):
+            Sandbox.connect("sb-nothing")
+        with self.assertRaises(libdsec.NotFoundException):
+            Sandbox.create(base="base/nothing:1")
+        with self.assertRaises(libdsec.InvalidArgumentException):
+            Sandbox.create(base=BASE, network={"allow": ["1.1.1.1:53/udp"]})
+
+    def test_children_and_layers(self) -> None:
+        self.sb.commands.run("mkdir -p /w/keep; echo parent > /w/keep/f; echo secret > /w/secret; rm /etc/passwd")
+        kids = self.sb.fork(3)
+        for n, kid in enumerate(kids):
+            self.assertIsInstance(kid, Sandbox)
+            assert isinstance(kid, Sandbox)
+            kid.commands.run(f"echo child {n} >> /w/keep/f")
+        self.assertEqual(self.sb.files.read("/w/keep/f"), "parent\n")
+        for n, kid in enumerate(kids):
+            assert isinstance(kid, Sandbox)
+            self.assertEqual(kid.files.read("/w/keep/f"), f"parent\nchild {n}\n")
+            self.assertFalse(kid.files.exists("/etc/passwd"))
+            self.assertEqual(kid.get_info().parent, self.sb.id)
+            kid.kill()
+        name = f"workspace/step:{self.sb.id}"
+        layer = self.sb.pack_diff(name, scrub=["/w/secret"])
+        self.assertEqual(len(layer.digest), 64)
+        with Sandbox.create(base=BASE, workspace=name) as again:
+            self.assertEqual(again.files.read("/w/keep/f"), "parent\n")
+            self.assertFalse(again.files.exists("/w/secret"))
+            self.assertFalse(again.files.exists("/etc/passwd"))
+            # Chains: a layer on a layer on a layer.
+            again.files.write("/w/two", "2")
+            second = again.pack_diff(name + "-2")
+        with Sandbox.create(base=BASE, workspace=name, toolkits=[second.digest]) as last:
+            self.assertEqual(last.files.read("/w/two"), "2")
+            self.assertEqual(last.files.read("/w/keep/f"), "parent\n")
+
+    def test_async(self) -> None:
+        async def work() -> None:
+            async with await AsyncSandbox.create(base=BASE, timeout=60) as sb:
+                runs = [sb.commands.run(f"sleep 0.2; echo {n}") for n in range(16)]
+                results = await asyncio.gather(*runs)
+                self.assertEqual([r.stdout for r in results], [f"{n}\n" for n in range(16)])
+                await sb.files.write("/w/f", b"x")
+                self.assertEqual(await sb.files.read("/w/f"), "x")
+                handle = await sb.commands.start("echo bg")
+                self.assertEqual((await handle.wait()).stdout, "bg\n")
+            self.assertFalse((await AsyncSandbox.connect(sb.id)).id != sb.id)
+
+        asyncio.run(work())
+
+    def test_the_listing_of_the_paper(self) -> None:
+        with DSecClient().open() as client:
+            args = DSecContainerRunArgs(
+                container_image="mini:1",
+                memory_limit_mb=256,
+                cpu_cores_limit=1,
+                ttl_running_stop=60,
+                network_rules={"npm": False},
+                init_user="root",
+            )
+            sandbox = client.run_container(args, timeout=120)
+            self.assertEqual(sandbox.run_shell("echo $((6 * 7))").stdout, "42\n")
+            sandbox.stop()
+
+
+if __name__ == "__main__":
+    unittest.main()

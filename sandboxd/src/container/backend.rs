@@ -1,0 +1,582 @@
+//! The container backend: a pool of shells, and what becomes of them.
+//!
+//! Shells are made ahead by two threads and wait in a channel that holds so many; a create takes one, brings the root and
+//! the limits. A burst waits at the channel: creates queue, and none is refused. A shell is used once: what ran in it is never
+//! trusted to have left nothing.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+
+use super::cgroup::{Cgroup, CgroupError, Hierarchies, Limits, Usage};
+use super::link::{self, LinkError};
+use super::message;
+use super::rootfs::{self, RootError};
+use super::spawner::{self, IDS, Made, Make};
+
+/// Sandboxes at a time: one range of ids each.
+const SLOTS_MAX: u32 = 16_384;
+/// Threads that make shells.
+const MAKERS: usize = 2;
+/// Pause after a shell could not be made.
+const MAKE_PAUSE: Duration = Duration::from_millis(200);
+/// How long processes that were killed may take to end.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long processes may take to stop when a sandbox is paused.
+const FREEZE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why the backend could not do something.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// Control groups.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// The root.
+    #[error(transparent)]
+    Root(#[from] RootError),
+    /// The agent.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// The spawner.
+    #[error("the spawner {what}: {source}")]
+    Spawner {
+        /// What it did not do.
+        what: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A file or process would not.
+    #[error("cannot {what} `{path}`: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// All ranges of ids are in use.
+    #[error("{SLOTS_MAX} sandboxes exist or are being made, the most that may")]
+    Full,
+    /// No shell came in time.
+    #[error("no room for a new sandbox within {waited:?} ({reason}); try again")]
+    Busy {
+        /// How long.
+        waited: Duration,
+        /// The last failure.
+        reason: String,
+    },
+    /// It is being shut down.
+    #[error("the container backend is shutting down")]
+    Closed,
+    /// The sandbox's first process is not the one that was recorded.
+    #[error("process {pid} is gone")]
+    Gone {
+        /// Its number.
+        pid: i32,
+    },
+}
+
+fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BackendError {
+    let path = path.to_owned();
+    move |source| BackendError::Io { what, path, source }
+}
+
+/// How the backend is set up.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The program whose `--spawner` role makes sandboxes: this one.
+    pub program: PathBuf,
+    /// Folder for sockets; only root may look into it.
+    pub run: PathBuf,
+    /// Name of the parent control groups.
+    pub cgroup: String,
+    /// First of the host's ids that sandboxes have.
+    pub first_id: u32,
+    /// Shells kept ready.
+    pub pool: usize,
+}
+
+/// Where a sandbox is: enough to find it again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Its range of ids and its control groups.
+    pub slot: u32,
+    /// Its agent's process.
+    pub pid: i32,
+    /// When that began, in the kernel's ticks since boot: numbers are used again.
+    pub started: u64,
+}
+
+/// A sandbox without a root.
+#[derive(Debug)]
+struct Shell {
+    place: Place,
+    pidfd: OwnedFd,
+    userns: OwnedFd,
+}
+
+/// The spawner, as the daemon sees it.
+#[derive(Debug)]
+struct Spawner {
+    socket: OwnedFd,
+    child: Child,
+}
+
+/// See the head of this file.
+#[derive(Debug)]
+pub struct Containers {
+    inner: Arc<Inner>,
+    ready: Mutex<Receiver<Shell>>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    settings: Settings,
+    hierarchies: Hierarchies,
+    spawner: Mutex<Option<Spawner>>,
+    used: Mutex<BTreeSet<u32>>,
+    closed: AtomicBool,
+    makers: AtomicUsize,
+    last_failure: Mutex<String>,
+}
+
+impl Containers {
+    /// Starts the spawner and begins to make shells. Slots of `kept` belong to sandboxes that are to be adopted; whatever else an
+    /// earlier run left in the same control groups is ended.
+    ///
+    /// # Errors
+    /// When this host lacks something, or the spawner does not start.
+    pub fn start(settings: Settings, kept: &[Place]) -> Result<Self, BackendError> {
+        let hierarchies = Hierarchies::open(&settings.cgroup)?;
+        fs::create_dir_all(&settings.run).map_err(failed("create", &settings.run))?;
+        let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        fs::set_permissions(&settings.run, private).map_err(failed("protect", &settings.run))?;
+        let used: BTreeSet<u32> = kept.iter().map(|place| place.slot).collect();
+        for name in hierarchies.names()? {
+            let slot = name.strip_prefix('s').and_then(|n| n.parse().ok());
+            if slot.is_none_or(|slot| !used.contains(&slot)) {
+                hierarchies.group(&name).remove(END_TIMEOUT)?;
+            }
+        }
+        let (sender, ready) = mpsc::sync_channel(settings.pool.max(1));
+        let inner = Arc::new(Inner {
+            spawner: Mutex::new(Some(start_spawner(&settings.program)?)),
+            settings,
+            hierarchies,
+            used: Mutex::new(used),
+            closed: AtomicBool::new(false),
+            makers: AtomicUsize::new(MAKERS),
+            last_failure: Mutex::new(String::new()),
+        });
+        for number in 0..MAKERS {
+            let (inner, sender) = (Arc::clone(&inner), sender.clone());
+            std::thread::Builder::new()
+                .name(format!("shells-{number}"))
+                .spawn(move || inner.make_shells(&sender))
+                .map_err(failed("start", Path::new("a thread")))?;
+        }
+        Ok(Self {
+            inner,
+            ready: Mutex::new(ready),
+        })
+    }
+
+    /// Controllers that come from v1 groups.
+    pub fn v1_controllers(&self) -> Vec<&'static str> {
+        self.inner.hierarchies.v1_controllers()
+    }
+
+    /// Where a sandbox's agent listens.
+    pub fn socket(&self, place: &Place) -> PathBuf {
+        self.inner.socket(place.slot)
+    }
+
+    /// Makes a sandbox of `layers` (lowest first; folders or mounts that stay) that writes to `rw`. Blocks.
+    ///
+    /// # Errors
+    /// See [`BackendError`]; nothing of the sandbox is left then but `rw`.
+    pub fn create(&self, plan: &Plan<'_>) -> Result<Place, BackendError> {
+        let shell = self.take(plan.patience)?;
+        let made = self.fill(plan, &shell);
+        match made {
+            Ok(()) => Ok(shell.place),
+            Err(error) => {
+                self.inner.discard(&shell.place, Some(&shell.pidfd));
+                Err(error)
+            }
+        }
+    }
+
+    fn fill(&self, plan: &Plan<'_>, shell: &Shell) -> Result<(), BackendError> {
+        let top = plan.layers.last().ok_or(RootError::Layers(0))?;
+        rootfs::make_writable(plan.rw, top)?;
+        let root = rootfs::compose(plan.layers, plan.rw, shell.userns.as_fd())?;
+        self.inner.group(shell.place.slot).limit(plan.limits)?;
+        Ok(link::assign(
+            &self.inner.socket(shell.place.slot),
+            plan.hostname,
+            &root,
+        )?)
+    }
+
+    fn take(&self, patience: Duration) -> Result<Shell, BackendError> {
+        let until = Instant::now() + patience;
+        let ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = until.saturating_duration_since(Instant::now());
+        match ready.recv_timeout(left) {
+            Ok(shell) => Ok(shell),
+            Err(RecvTimeoutError::Disconnected) => Err(BackendError::Closed),
+            Err(RecvTimeoutError::Timeout) => Err(BackendError::Busy {
+                waited: patience,
+                reason: self.inner.failure(),
+            }),
+        }
+    }
+
+    /// Whether the sandbox of an earlier daemon is there, and a descriptor of its agent.
+    ///
+    /// # Errors
+    /// [`BackendError::Gone`] when it is not.
+    pub fn find(&self, place: &Place) -> Result<OwnedFd, BackendError> {
+        let gone = || BackendError::Gone { pid: place.pid };
+        let pid = Pid::from_raw(place.pid).ok_or_else(gone)?;
+        let pidfd = pidfd_open(pid, PidfdFlags::NONBLOCK)
+            .ok()
+            .ok_or_else(gone)?;
+        // The descriptor first, then its start: so both are of one process.
+        if start_of(place.pid) != Some(place.started) {
+            return Err(gone());
+        }
+        Ok(pidfd)
+    }
+
+    /// Stops all processes of a sandbox and gives its unused memory back. Blocks.
+    ///
+    /// # Errors
+    /// When they do not stop in time: they go on then.
+    pub fn pause(&self, place: &Place) -> Result<(), BackendError> {
+        let group = self.inner.group(place.slot);
+        if let Err(error) = group.freeze(true, FREEZE_TIMEOUT) {
+            group.freeze(false, FREEZE_TIMEOUT)?;
+            return Err(error.into());
+        }
+        if let Err(error) = group.give_back() {
+            tracing::warn!(slot = place.slot, %error, "a paused sandbox keeps its memory");
+        }
+        Ok(())
+    }
+
+    /// Stops all processes of a sandbox for a moment.
+    ///
+    /// # Errors
+    /// When they do not stop in time: they go on then.
+    pub fn freeze(&self, place: &Place) -> Result<(), BackendError> {
+        let group = self.inner.group(place.slot);
+        if let Err(error) = group.freeze(true, FREEZE_TIMEOUT) {
+            group.freeze(false, FREEZE_TIMEOUT)?;
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    /// Lets them go on.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn resume(&self, place: &Place) -> Result<(), BackendError> {
+        Ok(self.inner.group(place.slot).freeze(false, FREEZE_TIMEOUT)?)
+    }
+
+    /// What a sandbox uses.
+    ///
+    /// # Errors
+    /// When its groups are gone.
+    pub fn usage(&self, place: &Place) -> Result<Usage, BackendError> {
+        Ok(self.inner.group(place.slot).usage()?)
+    }
+
+    /// Ends a sandbox in any state, also one that is half gone, and frees its slot. Blocks until nothing is left.
+    ///
+    /// # Errors
+    /// When a process cannot end: its slot stays taken, and the call may be made again.
+    pub fn kill(&self, place: &Place) -> Result<(), BackendError> {
+        let pidfd = self.find(place).ok();
+        self.inner.end(place, pidfd.as_ref())
+    }
+
+    /// Ends the shells that nobody used. Sandboxes go on.
+    pub fn close(&self) {
+        self.inner.closed.store(true, Ordering::Release);
+        let ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        // Until the last maker has gone: each may hold one more.
+        while let Ok(shell) = ready.recv() {
+            self.inner.discard(&shell.place, Some(&shell.pidfd));
+        }
+        let spawner = self
+            .inner
+            .spawner
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(Spawner { socket, mut child }) = spawner {
+            drop(socket);
+            if let Err(error) = child.wait() {
+                tracing::warn!(%error, "the spawner's end is unknown");
+            }
+        }
+        let empty = self
+            .inner
+            .used
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_empty();
+        if empty && let Err(error) = self.inner.hierarchies.remove() {
+            tracing::warn!(%error, "control groups stay");
+        }
+    }
+}
+
+/// What a sandbox is to be.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    /// Layers, lowest first.
+    pub layers: &'a [PathBuf],
+    /// What it writes goes here.
+    pub rw: &'a Path,
+    /// Name of its machine.
+    pub hostname: &'a str,
+    /// What it may use.
+    pub limits: &'a Limits,
+    /// How long to wait for a shell.
+    pub patience: Duration,
+}
+
+impl Inner {
+    fn socket(&self, slot: u32) -> PathBuf {
+        self.settings.run.join(format!("s{slot}.sock"))
+    }
+
+    fn group(&self, slot: u32) -> Cgroup {
+        self.hierarchies.group(&format!("s{slot}"))
+    }
+
+    fn failure(&self) -> String {
+        let last = self
+            .last_failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if last.is_empty() {
+            "others came first".to_owned()
+        } else {
+            last.clone()
+        }
+    }
+
+    fn make_shells(&self, ready: &SyncSender<Shell>) {
+        while !self.closed.load(Ordering::Acquire) {
+            match self.make_shell() {
+                Ok(shell) => {
+                    self.last_failure
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .clear();
+                    if let Err(unsent) = ready.send(shell) {
+                        self.discard(&unsent.0.place, Some(&unsent.0.pidfd));
+                        break;
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a shell could not be made; trying again");
+                    let mut last = self
+                        .last_failure
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner);
+                    *last = error.to_string();
+                    drop(last);
+                    std::thread::sleep(MAKE_PAUSE);
+                }
+            }
+        }
+        self.makers.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn make_shell(&self) -> Result<Shell, BackendError> {
+        let slot = self.reserve()?;
+        let made = self.make_in(slot);
+        if made.is_err() {
+            let place = Place {
+                slot,
+                pid: 0,
+                started: 0,
+            };
+            self.discard(&place, None);
+        }
+        made
+    }
+
+    fn reserve(&self) -> Result<u32, BackendError> {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = (0..SLOTS_MAX).find(|slot| !used.contains(slot));
+        let slot = slot.ok_or(BackendError::Full)?;
+        used.insert(slot);
+        Ok(slot)
+    }
+
+    fn make_in(&self, slot: u32) -> Result<Shell, BackendError> {
+        let first_id = self.settings.first_id + slot * IDS;
+        let handles = self.group(slot).make(first_id)?;
+        let socket = self.socket(slot);
+        remove_file(&socket)?;
+        let listener = UnixListener::bind(&socket).map_err(failed("listen at", &socket))?;
+        listener
+            .set_nonblocking(true)
+            .map_err(failed("listen at", &socket))?;
+        let mut fds = vec![
+            listener.as_fd(),
+            handles.group.as_fd(),
+            handles.run.as_fd(),
+            handles.oom.as_fd(),
+        ];
+        fds.extend(handles.join.iter().map(AsFd::as_fd));
+        let (pid, pidfd, userns) = self.spawn(&Make { first_id }, &fds)?;
+        // Now only the agent listens: if it dies, connecting fails.
+        drop(listener);
+        let shell = Shell {
+            place: Place {
+                slot,
+                pid,
+                started: start_of(pid).unwrap_or(0),
+            },
+            pidfd,
+            userns,
+        };
+        if let Err(error) = link::ping(&socket) {
+            self.discard(&shell.place, Some(&shell.pidfd));
+            return Err(error.into());
+        }
+        Ok(shell)
+    }
+
+    fn spawn(
+        &self,
+        request: &Make,
+        fds: &[std::os::fd::BorrowedFd<'_>],
+    ) -> Result<(i32, OwnedFd, OwnedFd), BackendError> {
+        let broken = |what: &str| {
+            let what = what.to_owned();
+            move |source| BackendError::Spawner { what, source }
+        };
+        let mut spawner = self.spawner.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.closed.load(Ordering::Acquire) {
+            return Err(BackendError::Closed);
+        }
+        let answered = match &*spawner {
+            Some(Spawner { socket, .. }) => {
+                message::send(socket, request, fds).and_then(|()| message::receive::<Made>(socket))
+            }
+            None => Ok(None),
+        };
+        match answered.map_err(broken("cannot be asked"))? {
+            Some((Made::Pid(pid), fds)) => {
+                let mut fds = fds.into_iter();
+                match (fds.next(), fds.next()) {
+                    (Some(pidfd), Some(userns)) => Ok((pid, pidfd, userns)),
+                    _ => Err(broken("answered")(io::Error::other("without descriptors"))),
+                }
+            }
+            Some((Made::Failed(why), _)) => Err(broken("made no sandbox")(io::Error::other(why))),
+            None => {
+                // It died: another one takes its place, and this attempt is given up.
+                if let Some(mut dead) = spawner.take() {
+                    drop(dead.child.wait());
+                }
+                *spawner = Some(start_spawner(&self.settings.program)?);
+                Err(broken("died")(io::ErrorKind::UnexpectedEof.into()))
+            }
+        }
+    }
+
+    /// Ends what exists of a sandbox; what cannot be ended keeps its slot, and the log says so.
+    fn discard(&self, place: &Place, pidfd: Option<&OwnedFd>) {
+        if let Err(error) = self.end(place, pidfd) {
+            tracing::error!(slot = place.slot, %error, "what is left of a sandbox keeps its ids");
+        }
+    }
+
+    fn end(&self, place: &Place, pidfd: Option<&OwnedFd>) -> Result<(), BackendError> {
+        if let Some(pidfd) = pidfd {
+            match pidfd_send_signal(pidfd, Signal::KILL) {
+                Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+                Err(e) => {
+                    return Err(failed("kill", Path::new(&place.pid.to_string()))(e.into()));
+                }
+            }
+        }
+        self.group(place.slot).remove(END_TIMEOUT)?;
+        remove_file(&self.socket(place.slot))?;
+        self.used
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&place.slot);
+        Ok(())
+    }
+}
+
+fn remove_file(path: &Path) -> Result<(), BackendError> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed.map_err(failed("remove", path)),
+    }
+}
+
+fn start_spawner(program: &Path) -> Result<Spawner, BackendError> {
+    let broken = |what: &str| {
+        let what = what.to_owned();
+        move |source| BackendError::Spawner { what, source }
+    };
+    let (ours, theirs) = message::pair().map_err(broken("has no socket"))?;
+    let child = Command::new(program)
+        // What sandboxes see of it as the command line of their pid 1.
+        .arg0("sandbox")
+        .arg(spawner::SUBCOMMAND)
+        .stdin(Stdio::from(theirs))
+        .stdout(Stdio::null())
+        .spawn()
+        .map_err(broken("does not start"))?;
+    match message::receive::<Made>(&ours) {
+        Ok(Some((Made::Pid(_), _))) => Ok(Spawner {
+            socket: ours,
+            child,
+        }),
+        Ok(Some((Made::Failed(why), _))) => Err(broken("does not start")(io::Error::other(why))),
+        Ok(None) => Err(broken("ended at once")(io::ErrorKind::UnexpectedEof.into())),
+        Err(error) => Err(broken("does not answer")(error)),
+    }
+}
+
+/// When a living process began, in ticks since boot (field 22 of `/proc/PID/stat`); `None` for one that only waits to be
+/// collected.
+pub(crate) fn start_of(pid: i32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field may hold spaces and brackets; what follows its last bracket does not.
+    let (_, rest) = text.rsplit_once(") ")?;
+    if rest.starts_with(['Z', 'X']) {
+        return None;
+    }
+    rest.split(' ').nth(19)?.parse().ok()
+}

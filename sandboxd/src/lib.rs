@@ -1,0 +1,15 @@
+//! `sandboxd`: sandboxes composed of layers, and what runs in them.
+//!
+//! [`server`] is the HTTP API, [`sandboxes`] what it asks for, [`layers`] what sandboxes stand on (asked of layerd), [`store`]
+//! what is on disk, [`container`] the first backend. See `docs/sandbox.md`.
+
+pub mod api;
+pub mod container;
+pub mod daemon;
+pub mod error;
+mod ids;
+pub mod layers;
+pub mod sandboxes;
+pub mod server;
+pub mod store;
+mod sys;

@@ -1,0 +1,606 @@
+//! The daemon's sandboxes: making, finding, pausing, ending; what is on disk is what there is.
+//!
+//! Each change is written down before it is made, so that the next daemon knows what to look for. Everything that may take long
+//! (layerd, mounts, processes that end) runs on threads that may block.
+
+mod derive;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::api::{CreateRequest, SandboxInfo, State};
+use crate::container::backend::{Containers, Place, Plan};
+use crate::container::cgroup::{Limits, Usage};
+use crate::error::{ApiError, ErrorKind};
+use crate::ids;
+use crate::layers::{Held, Layers};
+use crate::store::{Record, Store};
+
+/// How long a create waits for its turn.
+const CREATE_PATIENCE: Duration = Duration::from_secs(60);
+/// Pause between two looks at what is due.
+const TICK: Duration = Duration::from_millis(200);
+/// Ticks between two looks at what layerd still has to hold.
+const TICKS_TO_TIDY: u32 = 25;
+const MEMORY_MB: u64 = 4096;
+const CPUS: f64 = 4.0;
+const PIDS: u32 = 4096;
+
+/// Milliseconds since 1970.
+pub(crate) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn ms(seconds: f64) -> Result<u64, ApiError> {
+    if !seconds.is_finite() || seconds <= 0.0 || seconds > 1e9 {
+        let message = format!("`{seconds}` is not a time in seconds above 0");
+        return Err(ApiError::new(ErrorKind::Invalid, message));
+    }
+    let millis = Duration::from_secs_f64(seconds).as_millis();
+    Ok(u64::try_from(millis).unwrap_or(u64::MAX).max(1))
+}
+
+/// Runs what blocks on a thread that may.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|e| Err(ApiError::new(ErrorKind::InfraFailed, e.to_string())))
+}
+
+fn disk(error: std::io::Error) -> ApiError {
+    let kind = match error.kind() {
+        std::io::ErrorKind::StorageFull => ErrorKind::Exhausted,
+        _ => ErrorKind::InfraFailed,
+    };
+    ApiError::new(kind, format!("the daemon's state: {error}"))
+}
+
+/// One sandbox.
+#[derive(Debug)]
+pub(crate) struct Sandbox {
+    record: Mutex<Record>,
+    held: Mutex<Option<Arc<Held>>>,
+    /// Milliseconds since 1970 of the last request.
+    touched_ms: AtomicU64,
+    /// Requests that are being answered: a long one is use as well.
+    in_use: AtomicUsize,
+    /// Orders what changes its state.
+    changing: tokio::sync::Mutex<()>,
+}
+
+impl Sandbox {
+    fn new(record: Record, held: Option<Arc<Held>>) -> Self {
+        Self {
+            record: Mutex::new(record),
+            held: Mutex::new(held),
+            touched_ms: AtomicU64::new(now_ms()),
+            in_use: AtomicUsize::new(0),
+            changing: tokio::sync::Mutex::default(),
+        }
+    }
+
+    pub(crate) fn record(&self) -> Record {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Record> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn info(&self) -> SandboxInfo {
+        self.lock().info.clone()
+    }
+}
+
+/// A request that uses a sandbox, until it is answered.
+#[derive(Debug)]
+pub(crate) struct InUse(Arc<Sandbox>);
+
+impl InUse {
+    pub(crate) fn of(sandbox: &Arc<Sandbox>) -> Self {
+        sandbox.in_use.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(sandbox))
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.0.touched_ms.store(now_ms(), Ordering::Release);
+        self.0.in_use.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// See the head of this file.
+#[derive(Debug)]
+pub struct Service {
+    containers: Containers,
+    layers: Layers,
+    store: Store,
+    state: PathBuf,
+    packer: Packer,
+    table: Mutex<HashMap<String, Arc<Sandbox>>>,
+    /// One lock a request id that is being worked on.
+    requests: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    /// Copies that children are being made of.
+    forking: Mutex<Vec<PathBuf>>,
+}
+
+/// What publishes layers.
+#[derive(Debug, Clone)]
+pub struct Packer {
+    /// The program `dsec`.
+    pub program: PathBuf,
+    /// Where layers are published; without it nothing can be.
+    pub origin: Option<String>,
+}
+
+impl Service {
+    /// Takes over the sandboxes that earlier records name and that still live. Blocks.
+    ///
+    /// # Errors
+    /// What the disk, the kernel or layerd say.
+    pub fn start(
+        state: PathBuf,
+        layerd: &std::path::Path,
+        packer: Packer,
+        settings: crate::container::backend::Settings,
+    ) -> Result<Arc<Self>, ApiError> {
+        let store = Store::open(&state).map_err(disk)?;
+        // Copies that an earlier run was packing: whoever asked has no answer and asks again.
+        match std::fs::remove_dir_all(state.join("packing")) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(disk(e)),
+            _ => {}
+        }
+        let records = store.all().map_err(disk)?;
+        let living = |r: &Record| r.info.state != State::Gone && r.place.is_some();
+        let places: Vec<Place> = records
+            .iter()
+            .filter(|r| living(r))
+            .filter_map(|r| r.place.clone())
+            .collect();
+        let containers = Containers::start(settings, &places)?;
+        let layers = Layers::new(layerd, &state.join("layers"));
+        let used: Vec<PathBuf> = records
+            .iter()
+            .filter(|r| living(r))
+            .filter_map(|r| r.hold.clone())
+            .collect();
+        let held = layers.adopt(&used)?;
+        let service = Arc::new(Self {
+            containers,
+            layers,
+            store,
+            state,
+            packer,
+            table: Mutex::default(),
+            requests: Mutex::default(),
+            forking: Mutex::default(),
+        });
+        for record in records {
+            service.adopt(record, &held)?;
+        }
+        service.remove_unused_frozen();
+        Ok(service)
+    }
+
+    fn adopt(self: &Arc<Self>, record: Record, held: &[Arc<Held>]) -> Result<(), ApiError> {
+        let id = record.info.id.clone();
+        let hold = held
+            .iter()
+            .find(|held| record.hold.as_ref() == Some(&held.mountpoint));
+        let ended = record.info.state == State::Gone;
+        let sandbox = Arc::new(Sandbox::new(record.clone(), hold.cloned()));
+        self.table().insert(id.clone(), Arc::clone(&sandbox));
+        if ended {
+            return Ok(());
+        }
+        match record.place {
+            Some(place) if self.containers.find(&place).is_ok() => {
+                tracing::info!(id, "adopted");
+                Ok(())
+            }
+            Some(_) => self.end(&sandbox, "it had ended while the daemon was down"),
+            None => self.end(&sandbox, "the daemon ended while it was being made"),
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, HashMap<String, Arc<Sandbox>>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks after what is due until the daemon ends.
+    pub async fn look_after(self: Arc<Self>) {
+        let mut ticks = 0;
+        loop {
+            tokio::time::sleep(TICK).await;
+            ticks += 1;
+            let service = Arc::clone(&self);
+            let tidy = ticks % TICKS_TO_TIDY == 0;
+            let looked = blocking(move || {
+                service.look_at_sandboxes();
+                if tidy {
+                    service.layers.tidy(false);
+                }
+                Ok(())
+            });
+            if let Err(error) = looked.await {
+                tracing::error!(%error, "sandboxes were not looked after");
+            }
+        }
+    }
+
+    fn look_at_sandboxes(&self) {
+        let now = now_ms();
+        let all: Vec<Arc<Sandbox>> = self.table().values().cloned().collect();
+        for sandbox in all {
+            let record = sandbox.record();
+            let Some(place) = &record.place else { continue };
+            if record.info.state == State::Gone {
+                continue;
+            }
+            let idle = now.saturating_sub(sandbox.touched_ms.load(Ordering::Acquire));
+            let reason = if record.info.ends_ms.is_some_and(|end| end <= now) {
+                "its time was over"
+            } else if record.idle_ms.is_some_and(|most| idle >= most)
+                && sandbox.in_use.load(Ordering::Acquire) == 0
+            {
+                "nobody used it"
+            } else if self.containers.find(place).is_err() {
+                "its first process ended"
+            } else {
+                continue;
+            };
+            // Somebody changes it now: the next look finds what becomes of it.
+            let Ok(_changing) = sandbox.changing.try_lock() else {
+                continue;
+            };
+            if let Err(error) = self.end(&sandbox, reason) {
+                tracing::error!(id = record.info.id, %error, "a sandbox could not be ended; trying again");
+            }
+        }
+    }
+
+    /// A sandbox of this project.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub(crate) fn find(&self, project: &str, id: &str) -> Result<Arc<Sandbox>, ApiError> {
+        let found = self.table().get(id).cloned();
+        found
+            .filter(|sandbox| sandbox.lock().project == project)
+            .ok_or_else(|| ApiError::new(ErrorKind::NotFound, format!("no sandbox `{id}`")))
+    }
+
+    /// All of a project, by creation.
+    pub(crate) fn list(&self, project: &str) -> Vec<SandboxInfo> {
+        let table = self.table();
+        let mine = table.values().map(|s| s.record());
+        let mut infos: Vec<SandboxInfo> = mine
+            .filter(|r| r.project == project)
+            .map(|r| r.info)
+            .collect();
+        infos.sort_by(|a, b| (a.created_ms, &a.id).cmp(&(b.created_ms, &b.id)));
+        infos
+    }
+
+    /// Makes a sandbox, or finds the one that this request id made.
+    ///
+    /// # Errors
+    /// What is wrong with the request, or what failed; nothing is left then.
+    pub(crate) async fn create(
+        self: &Arc<Self>,
+        project: &str,
+        request: CreateRequest,
+    ) -> Result<SandboxInfo, ApiError> {
+        let record = plan(project, &request)?;
+        let Some(request_id) = request.request_id else {
+            return self.make(record).await;
+        };
+        let key = format!("{project}\n{request_id}");
+        let turn = {
+            let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+            requests.retain(|_, lock| Arc::strong_count(lock) > 1);
+            Arc::clone(requests.entry(key).or_default())
+        };
+        let _turn = turn.lock().await;
+        let made =
+            self.table().values().map(|s| s.record()).find(|r| {
+                r.project == project && r.info.request_id.as_deref() == Some(&request_id)
+            });
+        match made {
+            Some(made) if made.info.refs != record.info.refs => Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!("request `{request_id}` made a sandbox of other layers"),
+            )),
+            Some(made) => Ok(made.info),
+            None => self.make(record).await,
+        }
+    }
+
+    async fn make(self: &Arc<Self>, record: Record) -> Result<SandboxInfo, ApiError> {
+        let service = Arc::clone(self);
+        // On a thread of its own: a client that goes away does not leave half a sandbox.
+        blocking(move || service.make_now(record, None)).await
+    }
+
+    /// Makes what a record describes, on the layers of `held` or those that its names stand for. Blocks.
+    fn make_now(
+        &self,
+        mut record: Record,
+        held: Option<Arc<Held>>,
+    ) -> Result<SandboxInfo, ApiError> {
+        let id = record.info.id.clone();
+        let held = match held {
+            Some(held) => held,
+            None => self.layers.acquire(&record.info.refs)?,
+        };
+        record.info.layers.clone_from(&held.layers);
+        record.hold = Some(held.mountpoint.clone());
+        self.store.put(&record).map_err(disk)?;
+        match self.place(&record, &held) {
+            Ok(place) => record.place = Some(place),
+            Err(error) => {
+                self.store.remove(&id).map_err(disk)?;
+                return Err(error);
+            }
+        }
+        record.info.state = State::Running;
+        record.info.ends_ms = record.lifetime_ms.map(|life| now_ms() + life);
+        if let Err(error) = self.store.put(&record) {
+            if let Some(place) = &record.place {
+                self.containers.kill(place)?;
+            }
+            self.store.remove(&id).map_err(disk)?;
+            return Err(disk(error));
+        }
+        let info = record.info.clone();
+        let sandbox = Arc::new(Sandbox::new(record, Some(held)));
+        self.table().insert(id, sandbox);
+        tracing::info!(id = info.id, refs = info.refs.join(" + "), "made");
+        Ok(info)
+    }
+
+    fn place(&self, record: &Record, held: &Held) -> Result<Place, ApiError> {
+        let layers: Vec<PathBuf> = held.lowers.iter().chain(&record.frozen).cloned().collect();
+        Ok(self.containers.create(&Plan {
+            layers: &layers,
+            rw: &self.store.rw(&record.info.id),
+            hostname: &record.info.id,
+            limits: &record.limits,
+            patience: CREATE_PATIENCE,
+        })?)
+    }
+
+    /// Ends a sandbox, whatever it is doing.
+    ///
+    /// # Errors
+    /// When a process cannot end; calling it again tries again.
+    pub(crate) async fn kill(
+        self: &Arc<Self>,
+        sandbox: Arc<Sandbox>,
+    ) -> Result<SandboxInfo, ApiError> {
+        let _changing = sandbox.changing.lock().await;
+        let (service, ended) = (Arc::clone(self), Arc::clone(&sandbox));
+        blocking(move || service.end(&ended, "it was killed")).await?;
+        Ok(sandbox.info())
+    }
+
+    /// Blocks; the caller holds `changing`, or is the only one who knows the sandbox.
+    fn end(&self, sandbox: &Sandbox, reason: &str) -> Result<(), ApiError> {
+        let mut record = sandbox.record();
+        if record.info.state == State::Gone {
+            return Ok(());
+        }
+        if let Some(place) = &record.place {
+            self.containers.kill(place)?;
+        }
+        self.store.remove_rw(&record.info.id).map_err(disk)?;
+        record.info.state = State::Gone;
+        record.info.reason = Some(reason.to_owned());
+        record.frozen.clear();
+        self.store.put(&record).map_err(disk)?;
+        tracing::info!(id = record.info.id, reason, "ended");
+        *sandbox.lock() = record;
+        *sandbox.held.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.remove_unused_frozen();
+        Ok(())
+    }
+
+    /// Pauses a sandbox; one that is paused stays so.
+    ///
+    /// # Errors
+    /// `SandboxGone`, or when its processes do not stop.
+    pub(crate) async fn pause(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+    ) -> Result<SandboxInfo, ApiError> {
+        self.change(sandbox, State::Paused).await
+    }
+
+    /// Lets a sandbox go on; one that runs does.
+    ///
+    /// # Errors
+    /// `SandboxGone`.
+    pub(crate) async fn resume(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+    ) -> Result<SandboxInfo, ApiError> {
+        self.change(sandbox, State::Running).await
+    }
+
+    async fn change(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        to: State,
+    ) -> Result<SandboxInfo, ApiError> {
+        let _changing = sandbox.changing.lock().await;
+        let (service, sandbox) = (Arc::clone(self), Arc::clone(sandbox));
+        blocking(move || {
+            let mut record = sandbox.record();
+            let place = living(&record)?;
+            if record.info.state != to {
+                if to == State::Paused {
+                    service.containers.pause(&place)?;
+                } else {
+                    service.containers.resume(&place)?;
+                }
+                record.info.state = to;
+                service.store.put(&record).map_err(disk)?;
+                *sandbox.lock() = record;
+            }
+            Ok(sandbox.info())
+        })
+        .await
+    }
+
+    /// Where a sandbox's agent listens; a paused one goes on.
+    ///
+    /// # Errors
+    /// `SandboxGone`.
+    pub(crate) async fn use_it(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+    ) -> Result<PathBuf, ApiError> {
+        sandbox.touched_ms.store(now_ms(), Ordering::Release);
+        let record = sandbox.record();
+        let place = living(&record)?;
+        if record.info.state == State::Paused {
+            self.resume(sandbox).await?;
+        }
+        Ok(self.containers.socket(&place))
+    }
+
+    /// Sets when a sandbox is killed.
+    ///
+    /// # Errors
+    /// `SandboxGone`, or a time that is none.
+    pub(crate) async fn set_timeout(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        timeout: Option<f64>,
+    ) -> Result<SandboxInfo, ApiError> {
+        let _changing = sandbox.changing.lock().await;
+        let mut record = sandbox.record();
+        living(&record)?;
+        record.info.ends_ms = timeout.map(ms).transpose()?.map(|ms| now_ms() + ms);
+        self.store.put(&record).map_err(disk)?;
+        *sandbox.lock() = record;
+        Ok(sandbox.info())
+    }
+
+    /// What a sandbox uses.
+    ///
+    /// # Errors
+    /// `SandboxGone`.
+    pub(crate) fn usage(&self, sandbox: &Sandbox) -> Result<Usage, ApiError> {
+        Ok(self.containers.usage(&living(&sandbox.record())?)?)
+    }
+
+    /// Whether a sandbox lives, and if not, why: for those whose connection to it broke.
+    pub(crate) fn reason(&self, sandbox: &Sandbox) -> Option<String> {
+        let record = sandbox.record();
+        match &record.place {
+            Some(place) if record.info.state != State::Gone => {
+                let gone = self.containers.find(place).is_err();
+                gone.then(|| "its first process ended".to_owned())
+            }
+            _ => Some(record.info.reason.unwrap_or_default()),
+        }
+    }
+
+    /// Living sandboxes, for the metrics: running and paused.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let table = self.table();
+        let count = |state| {
+            table
+                .values()
+                .filter(|s| s.lock().info.state == state)
+                .count()
+        };
+        (count(State::Running), count(State::Paused))
+    }
+
+    /// Ends the shells that wait; sandboxes go on. Blocks.
+    pub fn close(&self) {
+        self.containers.close();
+        self.layers.tidy(true);
+    }
+}
+
+fn living(record: &Record) -> Result<Place, ApiError> {
+    match &record.place {
+        Some(place) if record.info.state != State::Gone => Ok(place.clone()),
+        _ => {
+            let reason = record.info.reason.as_deref().unwrap_or("it is being made");
+            let message = format!("sandbox `{}` is gone: {reason}", record.info.id);
+            Err(ApiError::new(ErrorKind::SandboxGone, message))
+        }
+    }
+}
+
+/// The record of a sandbox that is asked for.
+fn plan(project: &str, request: &CreateRequest) -> Result<Record, ApiError> {
+    let invalid = |message: String| Err(ApiError::new(ErrorKind::Invalid, message));
+    if request.backend != "container" {
+        return invalid(format!(
+            "backend `{}` is not one of: container",
+            request.backend
+        ));
+    }
+    if request
+        .network
+        .as_ref()
+        .is_some_and(|n| !n.allow.is_empty())
+    {
+        return invalid(
+            "network rules are not available yet: a sandbox reaches nothing but itself".to_owned(),
+        );
+    }
+    let cpus = request.cpus.unwrap_or(CPUS);
+    if !(0.01..=1024.0).contains(&cpus) {
+        return invalid(format!("`cpus` of {cpus}: 0.01 to 1024 are expected"));
+    }
+    let memory_mb = request.memory_mb.unwrap_or(MEMORY_MB);
+    if !(4..=16 << 20).contains(&memory_mb) {
+        return invalid(format!(
+            "`memory_mb` of {memory_mb}: 4 to 16777216 are expected"
+        ));
+    }
+    let refs = std::iter::once(&request.base)
+        .chain(&request.workspace)
+        .chain(&request.toolkits);
+    Ok(Record {
+        info: SandboxInfo {
+            id: format!("sb-{}", ids::random()),
+            state: State::Creating,
+            reason: None,
+            backend: request.backend.clone(),
+            refs: refs.cloned().collect(),
+            layers: Vec::new(),
+            created_ms: now_ms(),
+            ends_ms: None,
+            metadata: request.metadata.clone(),
+            request_id: request.request_id.clone(),
+            parent: None,
+        },
+        project: project.to_owned(),
+        limits: Limits {
+            memory_bytes: memory_mb << 20,
+            cpus,
+            pids: request.pids.unwrap_or(PIDS),
+        },
+        envs: request.envs.clone(),
+        user: request.user.clone().unwrap_or_default(),
+        cwd: request.cwd.clone().unwrap_or_default(),
+        idle_ms: request.idle_timeout.map(ms).transpose()?,
+        lifetime_ms: request.timeout.map(ms).transpose()?,
+        place: None,
+        hold: None,
+        frozen: Vec::new(),
+    })
+}

@@ -1,0 +1,379 @@
+//! Execs over HTTP: run to the end, in the background, or as a stream of frames.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use futures_util::StreamExt as _;
+use serde::Deserialize;
+
+use super::{App, Asked, Project, agent};
+use crate::api::{ExecReply, ExecRequest, SignalRequest};
+use crate::container::link::{Event, Link, LinkError};
+use crate::container::protocol::{
+    Answer, ExecInfo, ExecSpec, Exit, Outcome, Request, TerminalSize, frame, kind,
+};
+use crate::error::{ApiError, ErrorKind};
+use crate::ids;
+use crate::sandboxes::{InUse, Sandbox, Service};
+
+/// What a stream of frames is called.
+const FRAMES: &str = "application/vnd.dsec.frames";
+/// A stream in which nothing happens says so this often.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+/// Most bytes of one frame of input.
+const PIECE_BYTES: usize = 128 << 10;
+
+/// What an exec is in the agent's words.
+fn spec_of(sandbox: &Sandbox, request: ExecRequest) -> Result<ExecSpec, ApiError> {
+    let record = sandbox.record();
+    let argv = match (request.cmd, request.args) {
+        (Some(cmd), args) if args.is_empty() => vec!["/bin/sh".to_owned(), "-c".to_owned(), cmd],
+        (None, args) if !args.is_empty() => args,
+        _ => {
+            let message = "an exec has either `cmd` or `args`";
+            return Err(ApiError::new(ErrorKind::Invalid, message));
+        }
+    };
+    let timeout_ms = match request.timeout {
+        None => 0,
+        Some(seconds) if seconds.is_finite() && seconds > 0.0 && seconds < 1e9 => {
+            let millis = Duration::from_secs_f64(seconds).as_millis();
+            u64::try_from(millis).unwrap_or(u64::MAX).max(1)
+        }
+        Some(seconds) => {
+            let message = format!("`timeout` of {seconds}: seconds above 0 are expected");
+            return Err(ApiError::new(ErrorKind::Invalid, message));
+        }
+    };
+    let mut env = record.envs;
+    env.extend(request.envs);
+    Ok(ExecSpec {
+        exec_id: request.request_id.unwrap_or_else(ids::random),
+        argv,
+        env,
+        cwd: request.cwd.unwrap_or(record.cwd),
+        user: request.user.unwrap_or(record.user),
+        timeout_ms,
+        stdin: request.stdin,
+        pty: request.pty,
+        open_files: 0,
+    })
+}
+
+/// `POST /v1/sandboxes/{id}/execs`.
+pub(super) async fn start(
+    State(app): State<App>,
+    project: Project,
+    Path(id): Path<String>,
+    Asked(request): Asked<ExecRequest>,
+) -> Result<Response, ApiError> {
+    let (sandbox, socket) = agent(&app, &project, &id).await?;
+    let (stream, background) = (request.stream, request.background);
+    let spec = spec_of(&sandbox, request)?;
+    let exec_id = spec.exec_id.clone();
+    let mut link = Link::connect(&socket)
+        .await
+        .map_err(|e| gone(&app.service, &sandbox, e))?;
+    let request = Request::Exec {
+        spec: Box::new(spec),
+        stream,
+    };
+    let answer = link
+        .request(&request)
+        .await
+        .map_err(|e| gone(&app.service, &sandbox, e))?;
+    follow(&app, sandbox, link, exec_id, answer, (stream, background)).await
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct From {
+    #[serde(default)]
+    stdout_from: u64,
+    #[serde(default)]
+    stderr_from: u64,
+}
+
+/// `GET /v1/sandboxes/{id}/execs/{exec}/stream`.
+pub(super) async fn attach(
+    State(app): State<App>,
+    project: Project,
+    Path((id, exec_id)): Path<(String, String)>,
+    Query(from): Query<From>,
+) -> Result<Response, ApiError> {
+    let (sandbox, socket) = agent(&app, &project, &id).await?;
+    attach_to(&app, sandbox, &socket, exec_id, from, true).await
+}
+
+/// `GET /v1/sandboxes/{id}/execs/{exec}`: waits for its end.
+pub(super) async fn wait(
+    State(app): State<App>,
+    project: Project,
+    Path((id, exec_id)): Path<(String, String)>,
+) -> Result<Response, ApiError> {
+    let (sandbox, socket) = agent(&app, &project, &id).await?;
+    let from = From {
+        stdout_from: 0,
+        stderr_from: 0,
+    };
+    attach_to(&app, sandbox, &socket, exec_id, from, false).await
+}
+
+async fn attach_to(
+    app: &App,
+    sandbox: Arc<Sandbox>,
+    socket: &std::path::Path,
+    exec_id: String,
+    from: From,
+    stream: bool,
+) -> Result<Response, ApiError> {
+    let mut link = Link::connect(socket)
+        .await
+        .map_err(|e| gone(&app.service, &sandbox, e))?;
+    let request = Request::Attach {
+        exec_id: exec_id.clone(),
+        stdout_from: from.stdout_from,
+        stderr_from: from.stderr_from,
+        stream,
+    };
+    let answer = link
+        .request(&request)
+        .await
+        .map_err(|e| gone(&app.service, &sandbox, e))?;
+    follow(app, sandbox, link, exec_id, answer, (stream, false)).await
+}
+
+async fn follow(
+    app: &App,
+    sandbox: Arc<Sandbox>,
+    link: Link,
+    exec_id: String,
+    answer: Answer,
+    (stream, background): (bool, bool),
+) -> Result<Response, ApiError> {
+    let Answer::Started { pid, again } = answer else {
+        let message = format!("the agent answered {answer:?}");
+        return Err(ApiError::new(ErrorKind::InfraFailed, message));
+    };
+    let mut reply = ExecReply {
+        exec_id,
+        pid,
+        again,
+        exit: None,
+        stdout: String::new(),
+        stderr: String::new(),
+        truncated: false,
+    };
+    if stream {
+        return Ok(frames(&app.service, sandbox, link, &reply));
+    }
+    if !background {
+        let _used = InUse::of(&sandbox);
+        finish(&app.service, &sandbox, link, &mut reply).await;
+    }
+    Ok(Json(reply).into_response())
+}
+
+/// Waits for the end and takes what is kept of the output.
+async fn finish(service: &Service, sandbox: &Sandbox, mut link: Link, reply: &mut ExecReply) {
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let exit = loop {
+        match link.next().await {
+            Ok(Event::Stdout(_, bytes)) => stdout.extend(bytes),
+            Ok(Event::Stderr(_, bytes)) => stderr.extend(bytes),
+            Ok(Event::Exit(exit)) => break *exit,
+            Ok(other) => break lost(service, sandbox, &format!("the agent sent {other:?}")),
+            Err(error) => break lost(service, sandbox, &error.to_string()),
+        }
+    };
+    let kept = (stdout.len() as u64, stderr.len() as u64);
+    reply.truncated = kept.0 < exit.stdout_bytes || kept.1 < exit.stderr_bytes;
+    reply.stdout = STANDARD.encode(&stdout);
+    reply.stderr = STANDARD.encode(&stderr);
+    reply.exit = Some(exit);
+}
+
+/// The end of an exec whose agent does not speak any more.
+fn lost(service: &Service, sandbox: &Sandbox, error: &str) -> Exit {
+    let (outcome, message) = match service.reason(sandbox) {
+        Some(reason) => (Outcome::SandboxGone, reason),
+        None => (Outcome::InfraFailed, error.to_owned()),
+    };
+    Exit {
+        outcome,
+        exit_code: -1,
+        signal: None,
+        stdout_bytes: 0,
+        stderr_bytes: 0,
+        open_streams: false,
+        message: Some(message),
+        duration_ms: 0,
+    }
+}
+
+fn gone(service: &Service, sandbox: &Sandbox, error: LinkError) -> ApiError {
+    match (&error, service.reason(sandbox)) {
+        (LinkError::Gone(_), Some(reason)) => {
+            let id = sandbox.info().id;
+            ApiError::new(
+                ErrorKind::SandboxGone,
+                format!("sandbox `{id}` is gone: {reason}"),
+            )
+        }
+        (LinkError::Gone(_), None) => ApiError::new(ErrorKind::InfraFailed, error.to_string()),
+        _ => error.into(),
+    }
+}
+
+fn framed(kind: u8, parts: &[&[u8]]) -> Bytes {
+    let mut bytes = Vec::new();
+    frame(kind, parts, &mut bytes);
+    bytes.into()
+}
+
+/// The rest of an exec as frames: the answer, output as it comes, its end.
+fn frames(
+    service: &Arc<Service>,
+    sandbox: Arc<Sandbox>,
+    link: Link,
+    reply: &ExecReply,
+) -> Response {
+    let head = serde_json::json!({
+        "exec_id": reply.exec_id, "pid": reply.pid, "again": reply.again,
+    });
+    let head = framed(kind::ANSWER, &[head.to_string().as_bytes()]);
+    let service = Arc::clone(service);
+    let used = InUse::of(&sandbox);
+    let rest = futures_util::stream::unfold(Some(link), move |link| {
+        let _in_use = &used;
+        let (service, sandbox) = (Arc::clone(&service), Arc::clone(&sandbox));
+        async move {
+            let mut link = link?;
+            let event = tokio::time::timeout(KEEPALIVE, link.next()).await;
+            let end = |exit: &Exit| {
+                let exit = serde_json::to_vec(exit).unwrap_or_default();
+                Some((framed(kind::EXIT, &[&exit]), None))
+            };
+            match event {
+                Err(_) => Some((framed(kind::KEEPALIVE, &[]), Some(link))),
+                Ok(Ok(Event::Stdout(at, bytes))) => Some((
+                    framed(kind::STDOUT, &[&at.to_le_bytes(), &bytes]),
+                    Some(link),
+                )),
+                Ok(Ok(Event::Stderr(at, bytes))) => Some((
+                    framed(kind::STDERR, &[&at.to_le_bytes(), &bytes]),
+                    Some(link),
+                )),
+                Ok(Ok(Event::Exit(exit))) => end(&exit),
+                Ok(Ok(other)) => end(&lost(
+                    &service,
+                    &sandbox,
+                    &format!("the agent sent {other:?}"),
+                )),
+                Ok(Err(error)) => end(&lost(&service, &sandbox, &error.to_string())),
+            }
+        }
+    });
+    let head = futures_util::stream::once(async { head });
+    let all = head.chain(rest).map(Ok::<_, Infallible>);
+    ([("content-type", FRAMES)], Body::from_stream(all)).into_response()
+}
+
+/// `GET /v1/sandboxes/{id}/execs`.
+pub(super) async fn list(
+    State(app): State<App>,
+    project: Project,
+    Path(id): Path<String>,
+) -> Result<Json<Vec<ExecInfo>>, ApiError> {
+    let (_, socket) = agent(&app, &project, &id).await?;
+    match Link::connect(&socket)
+        .await?
+        .request(&Request::List)
+        .await?
+    {
+        Answer::Execs { execs } => Ok(Json(execs)),
+        other => Err(ApiError::new(
+            ErrorKind::InfraFailed,
+            format!("the agent answered {other:?}"),
+        )),
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Input {
+    /// Nothing follows.
+    #[serde(default)]
+    eof: bool,
+}
+
+/// `POST /v1/sandboxes/{id}/execs/{exec}/stdin`.
+pub(super) async fn stdin(
+    State(app): State<App>,
+    project: Project,
+    Path((id, exec_id)): Path<(String, String)>,
+    Query(input): Query<Input>,
+    body: Body,
+) -> Result<StatusCode, ApiError> {
+    let (_, socket) = agent(&app, &project, &id).await?;
+    let mut link = Link::connect(&socket).await?;
+    link.request(&Request::Stdin { exec_id }).await?;
+    send_body(&mut link, body).await?;
+    if input.eof {
+        link.send(kind::END, &[]).await?;
+    }
+    link.finish().await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Sends a request's body as frames of data.
+pub(super) async fn send_body(link: &mut Link, body: Body) -> Result<(), ApiError> {
+    let mut pieces = body.into_data_stream();
+    while let Some(piece) = pieces.next().await {
+        let piece = piece.map_err(|e| {
+            ApiError::new(ErrorKind::Invalid, format!("the request broke off: {e}"))
+        })?;
+        for part in piece.chunks(PIECE_BYTES) {
+            link.send(kind::DATA, part).await?;
+        }
+    }
+    Ok(())
+}
+
+/// `POST /v1/sandboxes/{id}/execs/{exec}/signal`.
+pub(super) async fn signal(
+    State(app): State<App>,
+    project: Project,
+    Path((id, exec_id)): Path<(String, String)>,
+    Asked(request): Asked<SignalRequest>,
+) -> Result<StatusCode, ApiError> {
+    let (_, socket) = agent(&app, &project, &id).await?;
+    let request = Request::Signal {
+        exec_id,
+        signal: request.signal,
+        tree: request.tree,
+    };
+    Link::connect(&socket).await?.request(&request).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `POST /v1/sandboxes/{id}/execs/{exec}/resize`.
+pub(super) async fn resize(
+    State(app): State<App>,
+    project: Project,
+    Path((id, exec_id)): Path<(String, String)>,
+    Asked(size): Asked<TerminalSize>,
+) -> Result<StatusCode, ApiError> {
+    let (_, socket) = agent(&app, &project, &id).await?;
+    let request = Request::Resize { exec_id, size };
+    Link::connect(&socket).await?.request(&request).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,139 @@
+//! What is known of sandboxes, on disk: one folder and one small record each.
+//!
+//! `STATE/sandboxes/ID/record.json` is written before anything is made, and again when its place is known; replaced atomically.
+//! `STATE/sandboxes/ID/rw` is what the sandbox writes. After its end the record stays for a while, so that people can ask why.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::{SandboxInfo, State};
+use crate::container::backend::Place;
+use crate::container::cgroup::Limits;
+
+/// Records of ended sandboxes that are kept.
+const ENDED_MAX: usize = 1000;
+
+/// One sandbox, as it is written down.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// What everybody may see.
+    #[serde(flatten)]
+    pub info: SandboxInfo,
+    /// Whose it is.
+    pub project: String,
+    /// What it may use.
+    pub limits: Limits,
+    /// Environment of what runs in it.
+    pub envs: BTreeMap<String, String>,
+    /// Who runs things.
+    pub user: String,
+    /// Where things run.
+    pub cwd: String,
+    /// Milliseconds without a request until it is killed.
+    pub idle_ms: Option<u64>,
+    /// Milliseconds that it lives from when it is ready.
+    pub lifetime_ms: Option<u64>,
+    /// Where it is, once it is somewhere.
+    pub place: Option<Place>,
+    /// The composition it stands on.
+    pub hold: Option<PathBuf>,
+    /// Folders with the changes of its ancestors, lowest first, on top of the layers.
+    pub frozen: Vec<PathBuf>,
+}
+
+/// See the head of this file.
+#[derive(Debug)]
+pub struct Store {
+    folder: PathBuf,
+}
+
+impl Store {
+    /// Opens (or makes) the folder.
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub fn open(state: &Path) -> io::Result<Self> {
+        let folder = state.join("sandboxes");
+        fs::create_dir_all(&folder)?;
+        let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        fs::set_permissions(&folder, private)?;
+        Ok(Self { folder })
+    }
+
+    /// A sandbox's folder.
+    pub fn folder(&self, id: &str) -> PathBuf {
+        self.folder.join(id)
+    }
+
+    /// What a sandbox writes.
+    pub fn rw(&self, id: &str) -> PathBuf {
+        self.folder(id).join("rw")
+    }
+
+    /// Writes a record.
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub fn put(&self, record: &Record) -> io::Result<()> {
+        let folder = self.folder(&record.info.id);
+        fs::create_dir_all(&folder)?;
+        let temporary = folder.join("record.tmp");
+        let mut file = fs::File::create(&temporary)?;
+        file.write_all(&serde_json::to_vec_pretty(record)?)?;
+        fs::rename(&temporary, folder.join("record.json"))
+    }
+
+    /// Removes all of a sandbox.
+    ///
+    /// # Errors
+    /// What the disk says; that nothing is there is none.
+    pub fn remove(&self, id: &str) -> io::Result<()> {
+        gone_already(fs::remove_dir_all(self.folder(id)))
+    }
+
+    /// Removes what a sandbox wrote.
+    ///
+    /// # Errors
+    /// What the disk says; that nothing is there is none.
+    pub fn remove_rw(&self, id: &str) -> io::Result<()> {
+        gone_already(fs::remove_dir_all(self.rw(id)))
+    }
+
+    /// All records, by creation. One that cannot be read is reported and left alone; ended ones above the bound are removed.
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub fn all(&self) -> io::Result<Vec<Record>> {
+        let mut records: Vec<Record> = Vec::new();
+        for entry in fs::read_dir(&self.folder)? {
+            let path = entry?.path().join("record.json");
+            let read = fs::read(&path).and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
+            match read {
+                Ok(record) => records.push(record),
+                Err(error) => {
+                    tracing::error!(path = %path.display(), %error, "a record cannot be read; that sandbox is not adopted");
+                }
+            }
+        }
+        records.sort_by_key(|record| record.info.created_ms);
+        let ended = records.iter().filter(|r| r.info.state == State::Gone);
+        let over = ended.clone().count().saturating_sub(ENDED_MAX);
+        let old: Vec<String> = ended.take(over).map(|r| r.info.id.clone()).collect();
+        for id in &old {
+            self.remove(id)?;
+        }
+        records.retain(|record| !old.contains(&record.info.id));
+        Ok(records)
+    }
+}
+
+fn gone_already(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}

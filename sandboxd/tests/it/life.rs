@@ -1,0 +1,162 @@
+//! Making and ending: what is left, and what survives.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use sandboxd::container::backend::Plan;
+use sandboxd::container::protocol::{Answer, Request};
+
+use crate::host::{Host, LIMITS, SOON, shell, until};
+
+/// What the kernel keeps for us.
+fn census(host: &Host) -> BTreeMap<&'static str, usize> {
+    let lines = |path: &str| std::fs::read_to_string(path).unwrap().lines().count();
+    let entries = |path: &Path| std::fs::read_dir(path).map_or(0, Iterator::count);
+    let name = format!(
+        "dsec-test-{}",
+        host.dir
+            .path()
+            .file_name()
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .trim_start_matches('.')
+    );
+    let groups = ["unified", "memory", "cpu", "pids"].map(|kind| {
+        let parent = Path::new("/sys/fs/cgroup").join(kind).join(&name);
+        std::fs::read_dir(parent).map_or(0, |entries| {
+            entries
+                .filter(|e| e.as_ref().unwrap().file_type().unwrap().is_dir())
+                .count()
+        })
+    });
+    let children = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
+    BTreeMap::from([
+        ("mounts", lines("/proc/self/mountinfo")),
+        ("groups", groups.iter().sum()),
+        ("descriptors", entries(Path::new("/proc/self/fd"))),
+        ("children", children.split_whitespace().count()),
+        ("sockets", entries(&host.dir.path().join("run"))),
+    ])
+}
+
+/// Mutation: without the removal of the control group in `end`, `groups` grows with every round.
+#[test]
+fn hundreds_of_sandboxes_with_faults_leave_nothing() {
+    let host = Host::new();
+    let missing = [PathBuf::from("/"), PathBuf::from("/nowhere")];
+    let bad = host.dir.path().join("bad");
+    std::fs::create_dir_all(&bad).unwrap();
+    std::os::unix::fs::symlink("/etc", bad.join("sys")).unwrap();
+    let redirected = [PathBuf::from("/"), bad];
+    let file = [PathBuf::from("/etc/passwd")];
+    let good = [PathBuf::from("/")];
+    let round = |n: usize| {
+        let layers: &[PathBuf] = match n % 8 {
+            0 => &missing,
+            1 => &redirected,
+            2 => &file,
+            _ => &good,
+        };
+        let name = format!("r{n}");
+        let plan = Plan {
+            layers,
+            rw: &host.rw(&name),
+            hostname: &name,
+            limits: &LIMITS,
+            patience: SOON,
+        };
+        let made = host.containers.create(&plan);
+        assert_eq!(made.is_ok(), n % 8 > 2, "{made:?}");
+        if let Ok(place) = made {
+            if n % 8 == 3 {
+                let mut spec = shell("setsid sleep 1000 & exec sleep 1000");
+                spec.exec_id = "s".to_owned();
+                host.ask(
+                    &place,
+                    &Request::Exec {
+                        spec: Box::new(spec),
+                        stream: false,
+                    },
+                )
+                .unwrap();
+            }
+            if n % 8 == 4 {
+                // Its agent is gone already when it is killed.
+                let pid = rustix_pid(place.pid);
+                rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+            }
+            if n % 8 == 5 {
+                host.containers.pause(&place).unwrap();
+            }
+            host.containers.kill(&place).unwrap();
+            host.containers.kill(&place).unwrap();
+        }
+        std::fs::remove_dir_all(host.rw(&name)).unwrap_or_default();
+    };
+    let settled = |host: &Host| {
+        // The pool fills up again in the background.
+        let mut last = census(host);
+        until("the pool is full", || {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            let now = census(host);
+            std::mem::replace(&mut last, now.clone()) == now
+        });
+        last
+    };
+    (0..16).for_each(round);
+    let before = settled(&host);
+    (16..216).for_each(round);
+    assert_eq!(settled(&host), before);
+}
+
+fn rustix_pid(pid: i32) -> rustix::process::Pid {
+    rustix::process::Pid::from_raw(pid).unwrap()
+}
+
+/// Mutation: with `kept` ignored, the restart ends the sandbox.
+#[test]
+fn sandboxes_outlive_the_daemon_and_strays_do_not() {
+    let mut host = Host::new();
+    let (kept, stray) = (host.sandbox("kept"), host.sandbox("stray"));
+    host.ok(&kept, "echo here > /root/note");
+    let mut spec = shell("sleep 0.3; echo late");
+    spec.exec_id = "running".to_owned();
+    let request = Request::Exec {
+        spec: Box::new(spec),
+        stream: false,
+    };
+    host.ask(&kept, &request).unwrap();
+    host.restart(std::slice::from_ref(&kept));
+    assert!(host.containers.find(&kept).is_ok());
+    assert_eq!(host.ok(&kept, "cat /root/note"), "here\n");
+    assert!(matches!(
+        host.ask(&kept, &request).unwrap(),
+        Answer::Started { again: true, .. }
+    ));
+    assert!(host.containers.find(&stray).is_err());
+    let fresh = host.sandbox("fresh");
+    assert_ne!(fresh.slot, kept.slot);
+}
+
+/// A place whose process number now belongs to another process is not found, and not killed.
+#[test]
+fn another_process_with_the_same_number_is_left_alone() {
+    let host = Host::new();
+    let mut place = host.sandbox("number");
+    place.started += 1;
+    assert!(host.containers.find(&place).is_err());
+    let mut sleeper = std::process::Command::new("sleep")
+        .arg("1000")
+        .spawn()
+        .unwrap();
+    let foreign = sandboxd::container::backend::Place {
+        slot: 9000,
+        pid: i32::try_from(sleeper.id()).unwrap(),
+        started: 1,
+    };
+    host.containers.kill(&foreign).unwrap();
+    assert!(sleeper.try_wait().unwrap().is_none());
+    sleeper.kill().unwrap();
+    sleeper.wait().unwrap();
+}

@@ -1,0 +1,391 @@
+//! `dsec sandbox …`: each command is a request or two to `sandboxd`.
+
+pub(crate) mod follow;
+pub(crate) mod http;
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use http_body_util::BodyExt as _;
+use hyper::Method;
+use serde_json::{Value, json};
+
+use super::Failure;
+use crate::cli::parse_label;
+use crate::output;
+use http::{Client, Pieces, quoted};
+
+/// What a sandbox is made of and may use.
+#[derive(Debug, Args)]
+pub(crate) struct MakeArgs {
+    /// The lowest layer: `base/name:version` or a digest.
+    #[arg(long, value_name = "REF")]
+    base: String,
+    /// A workspace above it.
+    #[arg(long, value_name = "REF")]
+    workspace: Option<String>,
+    /// A toolkit above that; can be given several times.
+    #[arg(long, value_name = "REF")]
+    toolkit: Vec<String>,
+    /// MiB of memory.
+    #[arg(long, value_name = "MIB")]
+    memory_mb: Option<u64>,
+    /// Processors' worth of time.
+    #[arg(long, value_name = "N")]
+    cpus: Option<f64>,
+    /// Environment, `NAME=VALUE`; can be given several times.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_label)]
+    env: Vec<(String, String)>,
+    /// Who runs things.
+    #[arg(long)]
+    user: Option<String>,
+    /// Where things run.
+    #[arg(long, value_name = "DIR")]
+    cwd: Option<String>,
+}
+
+impl MakeArgs {
+    /// The request for a sandbox that lives so long.
+    pub(crate) fn request(&self, lifetime: Option<f64>) -> Value {
+        let envs: serde_json::Map<String, Value> = self
+            .env
+            .iter()
+            .map(|(name, value)| (name.clone(), value.clone().into()))
+            .collect();
+        json!({
+            "base": self.base, "workspace": self.workspace, "toolkits": self.toolkit,
+            "memory_mb": self.memory_mb, "cpus": self.cpus, "envs": envs,
+            "user": self.user, "cwd": self.cwd, "timeout": lifetime,
+        })
+    }
+}
+
+/// A command to run.
+#[derive(Debug, Args)]
+pub(crate) struct ExecArgs {
+    /// Seconds until everything that it started is killed; exit status 124 then.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) timeout: Option<f64>,
+    /// Pass standard input on.
+    #[arg(short, long)]
+    pub(crate) interactive: bool,
+    /// Program and arguments.
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) command: Vec<String>,
+}
+
+/// `dsec sandbox`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SandboxCommand {
+    /// Make a sandbox and print its id.
+    Create {
+        #[command(flatten)]
+        make: MakeArgs,
+        /// Seconds that it lives.
+        #[arg(long, value_name = "SECONDS")]
+        timeout: Option<f64>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// List sandboxes.
+    Ls {
+        /// Those that have ended, too.
+        #[arg(long)]
+        all: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Run a command; its exit status becomes this command's.
+    Exec {
+        /// The sandbox.
+        id: String,
+        #[command(flatten)]
+        exec: ExecArgs,
+    },
+    /// Copy a file into or out of a sandbox: one of both is `ID:PATH`.
+    Cp {
+        /// From.
+        from: String,
+        /// To.
+        to: String,
+    },
+    /// Let a sandbox stand still and give its memory back; the next request makes it go on.
+    Pause {
+        /// The sandbox.
+        id: String,
+    },
+    /// Let a sandbox go on.
+    Resume {
+        /// The sandbox.
+        id: String,
+    },
+    /// Publish what a sandbox changed as a layer.
+    PackDiff {
+        /// The sandbox.
+        id: String,
+        /// The layer's name: `axis/name:version`.
+        name: String,
+        /// An absolute path that is left out; can be given several times.
+        #[arg(long, value_name = "PATH")]
+        scrub: Vec<String>,
+    },
+    /// Make children with the files that a sandbox has now, and print their ids.
+    Fork {
+        /// The sandbox.
+        id: String,
+        /// How many.
+        count: u32,
+    },
+    /// End sandboxes.
+    Kill {
+        /// The sandboxes.
+        #[arg(required = true)]
+        ids: Vec<String>,
+    },
+    /// Show what a command has printed (the kept part), and follow it to its end.
+    Logs {
+        /// The sandbox.
+        id: String,
+        /// The command's id; without one, all are listed.
+        exec: Option<String>,
+    },
+    /// Show what sandboxes use.
+    Top,
+}
+
+/// Runs something that waits for a daemon.
+///
+/// # Errors
+/// Its own.
+pub(crate) fn wait<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let done = runtime.block_on(work);
+    // Standard input may still be read by a thread that cannot be woken.
+    runtime.shutdown_background();
+    done
+}
+
+/// See the head of this file.
+///
+/// # Errors
+/// What the daemon said, or why it was not reached.
+pub(crate) fn run(command: &SandboxCommand) -> Result<ExitCode, Failure> {
+    wait(carry_out(&Client::from_env(), command))
+}
+
+fn path_of(id: &str, what: &str) -> String {
+    format!("/v1/sandboxes/{}{what}", quoted(id))
+}
+
+async fn carry_out(client: &Client, command: &SandboxCommand) -> Result<ExitCode, Failure> {
+    let post = |path: String, body: Value| async move {
+        client.json(Method::POST, &path, Some(&body)).await
+    };
+    match command {
+        SandboxCommand::Create {
+            make,
+            timeout,
+            json,
+        } => {
+            let made = post("/v1/sandboxes".to_owned(), make.request(*timeout)).await?;
+            if *json {
+                output::json(&made);
+            } else {
+                output::line(text(&made, "id"));
+            }
+        }
+        SandboxCommand::Ls { all, json } => list(client, *all, *json).await?,
+        SandboxCommand::Exec { id, exec } => return execute(client, id, exec).await,
+        SandboxCommand::Cp { from, to } => copy(client, from, to).await?,
+        SandboxCommand::Pause { id } => drop(post(path_of(id, "/pause"), json!({})).await?),
+        SandboxCommand::Resume { id } => drop(post(path_of(id, "/resume"), json!({})).await?),
+        SandboxCommand::PackDiff { id, name, scrub } => {
+            let body = json!({"name": name, "scrub": scrub});
+            let packed = post(path_of(id, "/pack_diff"), body).await?;
+            output::line(text(&packed, "layer"));
+        }
+        SandboxCommand::Fork { id, count } => {
+            let forked = post(path_of(id, "/fork"), json!({"count": count})).await?;
+            let children = forked.get("children").and_then(Value::as_array);
+            let mut failed = false;
+            for child in children.into_iter().flatten() {
+                if child.get("id").is_some() {
+                    output::line(text(child, "id"));
+                } else {
+                    failed = true;
+                    output::note(&format!("dsec: {}", text(child, "message")));
+                }
+            }
+            return Ok(ExitCode::from(u8::from(failed)));
+        }
+        SandboxCommand::Kill { ids } => {
+            for id in ids {
+                client.json(Method::DELETE, &path_of(id, ""), None).await?;
+            }
+        }
+        SandboxCommand::Logs { id, exec } => return logs(client, id, exec.as_deref()).await,
+        SandboxCommand::Top => top(client).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text<'a>(value: &'a Value, name: &str) -> &'a str {
+    value.get(name).and_then(Value::as_str).unwrap_or_default()
+}
+
+async fn sandboxes(client: &Client) -> Result<Vec<Value>, Failure> {
+    let mut listed = client.json(Method::GET, "/v1/sandboxes", None).await?;
+    let found = listed.get_mut("sandboxes").and_then(Value::as_array_mut);
+    Ok(found.map(std::mem::take).unwrap_or_default())
+}
+
+async fn list(client: &Client, all: bool, json: bool) -> Result<(), Failure> {
+    let mut found = sandboxes(client).await?;
+    found.retain(|s| all || text(s, "state") != "gone");
+    if json {
+        output::json(&found);
+        return Ok(());
+    }
+    for sandbox in &found {
+        let refs = sandbox.get("refs").and_then(Value::as_array);
+        let refs: Vec<&str> = refs
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
+        let (id, state, reason) = (
+            text(sandbox, "id"),
+            text(sandbox, "state"),
+            text(sandbox, "reason"),
+        );
+        let reason = if reason.is_empty() {
+            String::new()
+        } else {
+            format!("  ({reason})")
+        };
+        output::line(&format!("{id}  {state}  {}{reason}", refs.join(" + ")));
+    }
+    Ok(())
+}
+
+/// Runs a command in a sandbox.
+///
+/// # Errors
+/// As for [`run`].
+pub(crate) async fn execute(
+    client: &Client,
+    id: &str,
+    exec: &ExecArgs,
+) -> Result<ExitCode, Failure> {
+    // Named here: if the connection breaks off, asking again attaches and runs nothing twice.
+    let name = format!("cli-{}-{}", std::process::id(), nanos());
+    let body = json!({
+        "args": exec.command, "timeout": exec.timeout, "stdin": exec.interactive,
+        "stream": true, "request_id": name,
+    });
+    let path = path_of(id, "/execs");
+    let response = client.stream(Method::POST, &path, Some(&body)).await?;
+    if exec.interactive {
+        let (client, path) = (
+            client.clone(),
+            path_of(id, &format!("/execs/{name}/stdin?eof=true")),
+        );
+        tokio::spawn(async move {
+            let input = Pieces::read(std::io::stdin());
+            // A program that has ended takes no more input: its end says so.
+            client.upload(Method::POST, &path, input).await.ok();
+        });
+    }
+    Ok(follow::status(&follow::follow(response).await?))
+}
+
+fn nanos() -> u128 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |d| d.as_nanos())
+}
+
+async fn logs(client: &Client, id: &str, exec: Option<&str>) -> Result<ExitCode, Failure> {
+    if let Some(exec) = exec {
+        let path = path_of(id, &format!("/execs/{}/stream", quoted(exec)));
+        let response = client.stream(Method::GET, &path, None).await?;
+        return Ok(follow::status(&follow::follow(response).await?));
+    }
+    let execs = client
+        .json(Method::GET, &path_of(id, "/execs"), None)
+        .await?;
+    for exec in execs.as_array().into_iter().flatten() {
+        let argv = exec.get("argv").and_then(Value::as_array);
+        let argv: Vec<&str> = argv
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
+        let end = exec.get("exit").map_or("", |exit| text(exit, "outcome"));
+        let end = if end.is_empty() { "running" } else { end };
+        output::line(&format!(
+            "{}  {end}  {}",
+            text(exec, "exec_id"),
+            argv.join(" ")
+        ));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn top(client: &Client) -> Result<(), Failure> {
+    for sandbox in sandboxes(client).await? {
+        if text(&sandbox, "state") == "gone" {
+            continue;
+        }
+        let id = text(&sandbox, "id");
+        let used = client
+            .json(Method::GET, &path_of(id, "/usage"), None)
+            .await?;
+        let number = |name: &str| used.get(name).and_then(Value::as_u64).unwrap_or(0);
+        output::line(&format!(
+            "{id}  {}  {} processes, {} killed for lack of memory",
+            output::bytes(number("memory_bytes")),
+            number("pids"),
+            number("oom_kills")
+        ));
+    }
+    Ok(())
+}
+
+async fn copy(client: &Client, from: &str, to: &str) -> Result<(), Failure> {
+    let inside = |name: &str| {
+        let (id, path) = name.split_once(':')?;
+        (id.starts_with("sb-") && path.starts_with('/')).then(|| {
+            let at = format!("/files?path={}", quoted(path));
+            path_of(id, &at)
+        })
+    };
+    match (inside(from), inside(to)) {
+        (None, Some(path)) => {
+            let source = Pieces::read(File::open(from)?);
+            client.upload(Method::PUT, &path, source).await
+        }
+        (Some(path), None) => {
+            let response = client.stream(Method::GET, &path, None).await?;
+            // Whole or not at all: a download that breaks off leaves what was there.
+            let target = Path::new(to);
+            let folder = target.parent().filter(|p| !p.as_os_str().is_empty());
+            let mut file = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;
+            let mut body = response.into_body();
+            while let Some(frame) = body.frame().await {
+                if let Ok(data) = frame?.into_data() {
+                    file.write_all(&data)?;
+                }
+            }
+            file.persist(target)?;
+            Ok(())
+        }
+        _ => Err("one of both is `ID:PATH` with an absolute path, the other a file here".into()),
+    }
+}
