@@ -11,7 +11,6 @@ fn run(options: &[&str], script: &str) -> (Option<i32>, String, String) {
     (out.status.code(), text(&out.stdout), text(&out.stderr))
 }
 
-/// Mutations seen red: a writable `hostfs` without the overlay (the file reaches the host); the status always 0.
 #[test]
 fn a_job_in_the_vm_says_what_it_says_and_writes_nothing_here() {
     let dir = tempfile::tempdir().unwrap();

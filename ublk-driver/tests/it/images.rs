@@ -26,7 +26,6 @@ fn erofs(folder: &str) -> Vec<u8> {
     bytes
 }
 
-/// Mutation seen red: the copy into the request one sector too far.
 pub(crate) fn an_erofs_image_is_mounted_and_equal() {
     let folder = "/run/tmp/erofs";
     let image = MemImage::new(erofs(folder), How::Later);

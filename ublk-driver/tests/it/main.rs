@@ -25,7 +25,15 @@ fn devices_in_the_vm() {
     }
     test_vm::suite(
         "devices_in_the_vm",
-        &["-t", "280"],
+        // Cycles take their time in tools/soak.
+        &[
+            "-t",
+            if std::env::var_os("DSEC_UBLK_CYCLES").is_some() {
+                "1700"
+            } else {
+                "280"
+            },
+        ],
         &[
             ("probing", lives::probing),
             ("cycles", lives::add_and_remove_leave_nothing),
