@@ -14,7 +14,17 @@ use crate::ids::Digest;
 struct Progress {
     begun: u64,
     read: u64,
+    /// The segment behind the last one that was begun.
+    next: usize,
+    /// What a reader who comes for that one takes along; 0 after a jump.
+    stride: u64,
 }
+
+/// A reader who comes for one of so many segments behind the last one begun is in the trace's order: readers of several files
+/// overtake each other.
+const STEP_MAX: usize = 4;
+/// The least that such a reader takes along.
+const STRIDE_MIN: u64 = 128 << 10;
 
 /// See the head of this file.
 #[derive(Debug, Default)]
@@ -50,15 +60,27 @@ impl Ahead {
         allowed.saturating_sub(progress.begun)
     }
 
-    /// Bytes of the layer's trace that were read.
-    pub(super) fn read_bytes(&self, layer: &Digest) -> u64 {
-        self.layers.get(layer).map_or(0, |progress| progress.read)
+    /// A reader takes segment `index` out of what waits of the layer's trace; the bytes to take in all, `max` at most. One who
+    /// is in the trace's order takes twice as much each time, one who jumps about in it only what it wants.
+    pub(super) fn stride(&mut self, layer: &Digest, index: usize, max: u64) -> u64 {
+        let Some(progress) = self.layers.get_mut(layer) else {
+            return 0;
+        };
+        let behind = index.checked_sub(progress.next);
+        progress.stride = match behind {
+            Some(step) if step < STEP_MAX => {
+                (progress.stride * 2).clamp(STRIDE_MIN, max.max(STRIDE_MIN))
+            }
+            _ => 0,
+        };
+        progress.stride
     }
 
-    /// A range of the layer's trace begins.
-    pub(super) fn begin(&mut self, layer: &Digest, bytes: u64) {
+    /// A range of the layer's trace begins, whose last segment is `last`.
+    pub(super) fn begin(&mut self, layer: &Digest, bytes: u64, last: Option<usize>) {
         if let Some(progress) = self.layers.get_mut(layer) {
             progress.begun = progress.begun.saturating_add(bytes);
+            progress.next = last.map_or(progress.next, |last| last + 1);
         }
     }
 
@@ -80,21 +102,33 @@ mod tests {
         let layer = Digest::of(b"layer");
         let mut ahead = Ahead::default();
         ahead.start(layer);
-        ahead.begin(&layer, 70);
+        ahead.begin(&layer, 70, None);
         assert_eq!(ahead.left(&layer, 100), 30);
-        ahead.begin(&layer, 70);
+        ahead.begin(&layer, 70, None);
         assert_eq!(ahead.left(&layer, 100), 0);
         ahead.read(&layer, 60);
-        assert_eq!(
-            (ahead.left(&layer, 100), ahead.read_bytes(&layer)),
-            (50, 60)
-        );
+        assert_eq!(ahead.left(&layer, 100), 50);
         ahead.set_blind(true);
         assert_eq!(ahead.left(&layer, 100), u64::MAX);
         ahead.set_blind(false);
         ahead.forget(|digest| *digest == layer);
         // Of a layer that is not followed nothing is held back.
         assert_eq!(ahead.left(&layer, 0), u64::MAX);
-        assert_eq!(ahead.read_bytes(&layer), 0);
+    }
+
+    /// Mutation: no `STEP_MAX`.
+    #[test]
+    fn a_reader_in_order_takes_more_each_time_and_one_that_jumps_what_it_wants() {
+        let layer = Digest::of(b"layer");
+        let mut ahead = Ahead::default();
+        ahead.start(layer);
+        ahead.begin(&layer, 1, Some(9));
+        let mut take = |index| {
+            let stride = ahead.stride(&layer, index, 400 << 10);
+            ahead.begin(&layer, 1, Some(index));
+            stride >> 10
+        };
+        assert_eq!([10, 12, 16, 17].map(&mut take), [128, 256, 400, 400]);
+        assert_eq!([30, 7, 50, 51].map(&mut take), [0, 0, 0, 128]);
     }
 }

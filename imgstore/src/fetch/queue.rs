@@ -47,9 +47,6 @@ const TRACED_RANGE_BYTES_MIN: u64 = 128 << 10;
 const TRACED_RANGE_BYTES_FIRST: u64 = 512 << 10;
 /// A range of a trace should take about so long: a reader who comes meanwhile shares the link with it.
 const TRACED_RANGE_MS: u64 = 20;
-/// What a reader takes out of a trace's waiting range: its segment, and what was read right after it when the trace was made. More
-/// when as much of the trace has proved right and the link carries it in half the time of a range.
-const PROMOTED_BYTES_MIN: u64 = 64 << 10;
 /// A fetch thread needs little stack: a request, no recursion.
 const STACK_BYTES: usize = 512 << 10;
 
@@ -300,6 +297,12 @@ impl FetchQueue {
         self.shared.pace.worth(bytes)
     }
 
+    /// Whether ranges of a trace of this layer wait: what readers take of it is decided there.
+    pub fn follows(&self, layer: &Digest) -> bool {
+        let state = self.shared.lock();
+        state.traced.iter().any(|job| job.layer.digest == *layer)
+    }
+
     /// What there is to do now.
     pub fn depth(&self) -> QueueDepth {
         let state = self.shared.lock();
@@ -492,13 +495,18 @@ impl State {
         let segments = &layer.manifest.segments;
         let is_it = |index: usize| segments.get(index).is_some_and(|s| s.digest() == *digest);
         let index = plan.parts.iter().map(|p| p.index).find(|i| is_it(*i));
-        let proved = self.ahead.read_bytes(&layer.digest);
-        let bytes_max = proved.min(self.traced_range_bytes / 2);
-        let bytes_max = bytes_max.max(PROMOTED_BYTES_MIN);
-        let (before, taken, behind) = plan.take(index.unwrap_or(usize::MAX), bytes_max);
-        let asked = taken.as_ref().and_then(|plan| plan.parts.first());
-        let bytes = asked.map_or(0, |part| part.len);
-        self.ahead.begin(&layer.digest, bytes);
+        let index = index.unwrap_or(usize::MAX);
+        let max = self.traced_range_bytes / 2;
+        let bytes_max = self.ahead.stride(&layer.digest, index, max);
+        let (before, taken, behind) = plan.take(index, bytes_max);
+        let parts = taken
+            .as_ref()
+            .map(|plan| plan.parts.as_slice())
+            .unwrap_or_default();
+        // Its own segment is one that was foreseen and read; of the others the data plane will not say.
+        let bytes = parts.first().map_or(0, |part| part.len);
+        let last = parts.last().map(|part| part.index);
+        self.ahead.begin(&layer.digest, bytes, last);
         self.ahead.read(&layer.digest, bytes);
         let job = |plan, priority| Job {
             layer: Arc::clone(&layer),
@@ -574,7 +582,8 @@ impl State {
         self.tracing += 1;
         self.tracing_bytes += len;
         let job = self.traced.pop_front()?;
-        self.ahead.begin(&job.layer.digest, len);
+        let last = job.plan.parts.last().map(|part| part.index);
+        self.ahead.begin(&job.layer.digest, len, last);
         Some(job)
     }
 

@@ -243,7 +243,7 @@ impl Feed {
         let again = priority == Priority::Again;
         if let Some(layer) = self.target.layers.get(&digest).filter(|_| !again) {
             let indexes = match *indexes {
-                [index] if priority == Priority::Demand => {
+                [index] if priority == Priority::Demand && !self.queue.follows(&digest) => {
                     with_partner(&layer, index, |partner, bytes| {
                         self.queue.worth(bytes) && !self.target.has(partner)
                     })
