@@ -94,6 +94,7 @@ fn two_hundred_compositions_share_their_layers_and_a_new_toolkit_is_one_layer() 
             kinds
         });
     let wanted = [
+        ("bundles", 1),
         ("chunks", 1),
         ("manifests", 1),
         ("meta", 1),
