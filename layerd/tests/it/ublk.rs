@@ -32,7 +32,7 @@ fn reading_damage_and_ending_in_the_vm() {
         // Of FUSE's second copy.
         "--skip=through_the_page_cache",
     ];
-    test_vm::filtered(&["-t", "500"], &[], &filters, 15);
+    test_vm::filtered(&["-t", "500"], &[], &filters, 17);
 }
 
 #[test]
