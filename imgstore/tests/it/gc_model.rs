@@ -292,6 +292,8 @@ impl Life {
     fn nested(&mut self, outer: &Op, at: usize, inner: &Op) {
         let origin = self.aged.origin();
         let pins: Vec<String> = self.pins.keys().cloned().collect();
+        let runs = |name: &&String| self.age(name).is_some_and(|age| age < PIN);
+        let running: Vec<String> = pins.iter().filter(runs).cloned().collect();
         let (calls, inner_done) = (AtomicUsize::new(0), Arc::new(Mutex::new(Done::default())));
         let (free, result) = (Arc::clone(&origin), Arc::clone(&inner_done));
         let (op, inner_pins) = (inner.clone(), pins.clone());
@@ -305,6 +307,13 @@ impl Life {
         self.take(done);
         let done = std::mem::take(&mut *inner_done.lock().unwrap());
         self.take(done);
+        // A collection may have taken those that were over, and no others.
+        let origin = self.aged.origin();
+        self.pins
+            .retain(|name, _| running.contains(name) || origin.size(name).is_ok());
+        for name in running.iter().filter(|name| self.pins.contains_key(*name)) {
+            assert!(origin.size(name).is_ok(), "{name} ran and is gone");
+        }
     }
 }
 
