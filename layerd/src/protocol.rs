@@ -155,6 +155,9 @@ pub(crate) enum ToData {
         digests: Vec<Digest>,
         /// Why, for the log.
         reason: String,
+        /// What came to nothing was a trace's: whoever reads one of them asks, or has asked, in their own name.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        foreseen: bool,
     },
     /// Count this, for a layer or (none) only in the total.
     Count {

@@ -1,7 +1,7 @@
 //! Layers that sandboxes stand on: asked of layerd, shared, and given back when nobody stands on them.
 //!
 //! One read-only composition at layerd keeps its layers mounted; sandboxes of the same layers share it, so that a warm create
-//! asks layerd nothing. A tag may move: what was asked longer ago than [`FRESH`] is asked again for new sandboxes.
+//! asks layerd nothing. A tag may move: what was asked longer ago than `FRESH` is asked again for new sandboxes.
 
 use std::collections::HashMap;
 use std::fs;

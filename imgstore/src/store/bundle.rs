@@ -187,10 +187,10 @@ fn parts(origin: &dyn Origin, layer: &Layer) -> Result<(Vec<u8>, Vec<u8>), Layer
     Ok((manifest, meta))
 }
 
-/// As [`write`], of a layer that is described on the origin: the parts are read there.
+/// As [`write()`], of a layer that is described on the origin: the parts are read there.
 ///
 /// # Errors
-/// As for [`write`].
+/// As for [`write()`].
 pub(crate) fn renew(origin: &dyn Origin, digest: &Digest) -> Result<Option<u64>, LayerError> {
     let layer = layer::open(origin, digest)?;
     let (manifest, meta) = parts(origin, &layer)?;
@@ -201,7 +201,7 @@ pub(crate) fn renew(origin: &dyn Origin, digest: &Digest) -> Result<Option<u64>,
 /// leaves a bundle that is right and a placement that asks for more mending.
 ///
 /// # Errors
-/// As for [`write`].
+/// As for [`write()`].
 pub(crate) fn go_ahead(origin: &dyn Origin, layer: &Layer) -> Result<bool, LayerError> {
     if !is_there(origin, &layer.digest)? {
         return Ok(false);

@@ -502,7 +502,12 @@ impl Target {
     fn say_cancelled(&self, digests: Vec<Digest>) {
         if !digests.is_empty() {
             let reason = "no more is fetched because of a trace".to_owned();
-            self.send(&ToData::NoFrame { digests, reason }, &[]);
+            let message = ToData::NoFrame {
+                digests,
+                reason,
+                foreseen: true,
+            };
+            self.send(&message, &[]);
         }
     }
 
@@ -524,6 +529,7 @@ impl Target {
         let message = ToData::NoFrame {
             digests: digests.collect(),
             reason: error.to_string(),
+            foreseen: true,
         };
         self.send(&message, &[]);
     }
@@ -569,6 +575,7 @@ impl Target {
             &ToData::NoFrame {
                 digests: digests(layer),
                 reason: error.to_string(),
+                foreseen: false,
             },
             &[],
         );

@@ -11,6 +11,7 @@ use super::loader::Loader;
 use super::lru::Plain;
 use super::pages::PageWindow;
 use super::pending::OnSegment;
+use crate::protocol::ToControl;
 
 /// See the head of this file.
 #[derive(Debug)]
@@ -185,7 +186,10 @@ impl BlockImage for LayerImage {
             self.loader.prefetch(&self.layer, first, end);
         }
         if noted.foreseen > 0 {
-            self.loader.say_foreseen(&self.layer, noted.foreseen);
+            self.loader.say(&ToControl::Foreseen {
+                layer: self.layer.digest,
+                bytes: noted.foreseen,
+            });
         }
     }
 }

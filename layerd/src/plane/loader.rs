@@ -288,9 +288,12 @@ impl Loader {
     }
 
     /// The control process has no frame for these.
-    pub(crate) fn no_frame(&self, digests: &[Digest], reason: &str) {
+    pub(crate) fn no_frame(&self, digests: &[Digest], reason: &str, foreseen: bool) {
         for digest in digests {
-            if !self.shared.asks_for_reader(digest, reason) {
+            if foreseen && self.shared.lock().pending.is_awaited(digest) {
+                // The reader came when the trace's request was over. Asking twice fetches once.
+                self.shared.ask(digest);
+            } else if !self.shared.asks_for_reader(digest, reason) {
                 self.shared.fail(digest, reason);
             }
         }
@@ -309,10 +312,9 @@ impl Loader {
         }
     }
 
-    /// Reports that stored bytes which a trace brought were read for the first time.
-    pub(crate) fn say_foreseen(&self, layer: &LayerState, bytes: u64) {
-        let layer = layer.digest;
-        self.shared.link.send(&ToControl::Foreseen { layer, bytes });
+    /// Says something to the control process.
+    pub(crate) fn say(&self, message: &ToControl) {
+        self.shared.link.send(message);
     }
 
     /// Reports the segments read from the cache since the last time.
@@ -531,13 +533,9 @@ impl Shared {
     fn asks_for_reader(&self, digest: &Digest, reason: &str) -> bool {
         let mut state = self.lock();
         let entry = state.pending.entries.get_mut(digest);
-        let joined = entry.is_some_and(|entry| {
-            let joined = entry.has_new_reader(self.patience);
-            if joined {
-                entry.turn_to_another_layer();
-            }
-            joined
-        });
+        let patience = self.patience;
+        let entry = entry.filter(|entry| entry.has_new_reader(patience));
+        let joined = entry.map(Entry::turn_to_another_layer).is_some();
         drop(state);
         if joined {
             tracing::debug!(%digest, reason, "asking again for a reader who came later");

@@ -124,6 +124,12 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
+    /// Whether a reader waits for an answer of the control process about this segment.
+    pub(super) fn is_awaited(&self, digest: &Digest) -> bool {
+        let entry = self.entries.get(digest);
+        entry.is_some_and(|entry| !entry.prefetch && entry.stage == Stage::Asked)
+    }
+
     /// The readers whose deadline has passed, taken out; entries without readers go.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<Waiter> {
         let mut expired = Vec::new();

@@ -112,7 +112,11 @@ impl Server {
                 }
                 self.loader.frame(digest, bytes, from, traced.is_some());
             }
-            ToData::NoFrame { digests, reason } => self.loader.no_frame(&digests, &reason),
+            ToData::NoFrame {
+                digests,
+                reason,
+                foreseen,
+            } => self.loader.no_frame(&digests, &reason, foreseen),
             ToData::Count { layer, counters } => self.layers.count(layer.as_ref(), &counters),
             ToData::Stats { id } => {
                 self.loader.report_used();

@@ -61,6 +61,7 @@ fn to_data() -> Vec<u8> {
     let none = ToData::NoFrame {
         digests: vec![digest; 3],
         reason: "gone".to_owned(),
+        foreseen: true,
     };
     let exit = ToData::Exit { id: 4 };
     wire(&[

@@ -462,7 +462,8 @@ fn a_full_cache_and_a_failing_origin_end_a_trace_and_no_reader() {
     assert!(small.total().traced_segments < report.segments_hot);
     workload(&mnt, &data);
     let text = String::from_utf8(trace.to_bytes()).unwrap();
-    let args = ["--read-deadline", "100ms"];
+    // Long enough for a reader to outlast the pause that an origin has after failures.
+    let args = ["--read-deadline", "1s"];
     let (failing, other) = fresh(&world, "failing", &web, &args);
     // Description only: the packs are refused.
     failing.mount_traced(&["base/t:1"], &other, None);

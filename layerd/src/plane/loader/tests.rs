@@ -114,7 +114,7 @@ fn failed_read_ahead_is_asked_for_again_once_when_a_reader_has_joined_it() {
     ));
     let answer = world.read(1);
     assert!(matches!(world.wish(), ToControl::Promote { .. }));
-    world.loader.no_frame(&[world.digest(1)], "busy");
+    world.loader.no_frame(&[world.digest(1)], "busy", false);
     let again = world.wish();
     assert!(
         matches!(
@@ -129,7 +129,23 @@ fn failed_read_ahead_is_asked_for_again_once_when_a_reader_has_joined_it() {
         "{again:?}"
     );
     assert!(answer.try_recv().is_err(), "the reader still waits");
-    world.loader.no_frame(&[world.digest(1)], "broken");
+    world.loader.no_frame(&[world.digest(1)], "broken", false);
+    assert_eq!(answer.recv_timeout(SOON).unwrap(), Err("broken".to_owned()));
+}
+
+/// What a trace asked for came to nothing when a reader had asked already: that is not the reader's answer.
+/// Mutation: `no_frame` does not look at `foreseen`.
+#[test]
+fn a_trace_that_fails_is_no_answer_to_a_reader() {
+    let mut world = World::new(SOON);
+    let answer = world.read(1);
+    world.wish();
+    world
+        .loader
+        .no_frame(&[world.digest(1)], "no more of a trace", true);
+    world.wish();
+    assert!(answer.try_recv().is_err(), "the reader still waits");
+    world.loader.no_frame(&[world.digest(1)], "broken", false);
     assert_eq!(answer.recv_timeout(SOON).unwrap(), Err("broken".to_owned()));
 }
 
@@ -140,7 +156,7 @@ fn read_ahead_that_failed_and_was_asked_for_again_is_answered() {
     world.wish();
     let answer = world.read(1);
     world.wish();
-    world.loader.no_frame(&[world.digest(1)], "busy");
+    world.loader.no_frame(&[world.digest(1)], "busy", false);
     world.wish();
     let layer = layer::open(&world.origin, &world.layer.digest).unwrap();
     let plain = layer::read_segment(&world.origin, &layer, 1).unwrap();
@@ -173,7 +189,7 @@ fn a_segment_is_asked_for_through_every_layer_that_has_a_reader() {
     world.loader.read(&other, vec![(1, done)]);
     world
         .loader
-        .no_frame(&[world.digest(1)], "the pack is lost");
+        .no_frame(&[world.digest(1)], "the pack is lost", false);
     let asked = world.wish();
     assert!(
         matches!(asked, ToControl::Need { layer, first: 1, count: 1, .. } if layer == other.digest),
@@ -183,7 +199,7 @@ fn a_segment_is_asked_for_through_every_layer_that_has_a_reader() {
         first.try_recv().is_err() && second.try_recv().is_err(),
         "both wait"
     );
-    world.loader.no_frame(&[world.digest(1)], "lost too");
+    world.loader.no_frame(&[world.digest(1)], "lost too", false);
     for answer in [first, second] {
         assert_eq!(
             answer.recv_timeout(SOON).unwrap(),
