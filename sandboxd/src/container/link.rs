@@ -63,6 +63,23 @@ pub struct Link {
     input: Vec<u8>,
 }
 
+/// The answer that an event is.
+fn answer_of(event: Event) -> Result<Answer, LinkError> {
+    match event {
+        Event::Answer(Answer::Failed {
+            failure,
+            message,
+            errno,
+        }) => Err(LinkError::Refused {
+            failure,
+            message,
+            errno,
+        }),
+        Event::Answer(answer) => Ok(answer),
+        other => Err(LinkError::Protocol(format!("no answer but {other:?}"))),
+    }
+}
+
 impl Link {
     /// Connects to the agent that listens at `socket`.
     ///
@@ -95,19 +112,7 @@ impl Link {
         let event = tokio::time::timeout(ANSWER_TIMEOUT, self.next());
         match event.await {
             Err(_) => Err(LinkError::Silent(ANSWER_TIMEOUT)),
-            Ok(event) => match event? {
-                Event::Answer(Answer::Failed {
-                    failure,
-                    message,
-                    errno,
-                }) => Err(LinkError::Refused {
-                    failure,
-                    message,
-                    errno,
-                }),
-                Event::Answer(answer) => Ok(answer),
-                other => Err(LinkError::Protocol(format!("no answer but {other:?}"))),
-            },
+            Ok(event) => answer_of(event?),
         }
     }
 
@@ -232,19 +237,7 @@ fn exchange(
     loop {
         let frame = protocol::take_frame(&mut input);
         if let Some((kind, payload)) = frame.map_err(|e| LinkError::Protocol(e.to_string()))? {
-            return match event(kind, payload)? {
-                Event::Answer(Answer::Failed {
-                    failure,
-                    message,
-                    errno,
-                }) => Err(LinkError::Refused {
-                    failure,
-                    message,
-                    errno,
-                }),
-                Event::Answer(answer) => Ok(answer),
-                other => Err(LinkError::Protocol(format!("no answer but {other:?}"))),
-            };
+            return answer_of(event(kind, payload)?);
         }
         let mut buffer = [0; 4096];
         match stream.read(&mut buffer) {
