@@ -23,7 +23,9 @@ from ._errors import (
     TimeoutException,
     UnavailableException,
 )
-from ._sandbox import CommandHandle, CommandResult, EntryInfo, Layer, Sandbox, SandboxInfo, Session
+from ._commands import CommandHandle, CommandResult, Session
+from ._files import EntryInfo
+from ._sandbox import Layer, Sandbox, SandboxInfo
 
 __all__ = [
     "AsyncSandbox",

@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Awaitable, Callable, List, Type, TypeVar, Union
 
 from ._errors import SandboxException
-from ._sandbox import CommandHandle, Sandbox, Session
+from ._commands import CommandHandle, Session
+from ._sandbox import Sandbox
 
 CALLS_MAX = 256
 _pool = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="libdsec")

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, Optional
 
 from ._errors import InvalidArgumentException
-from ._sandbox import CommandResult, Sandbox
+from ._commands import CommandResult
+from ._sandbox import Sandbox
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, Type
 
 if TYPE_CHECKING:
-    from ._sandbox import CommandResult
+    from ._commands import CommandResult
 
 
 class SandboxException(Exception):

@@ -1,0 +1,126 @@
+"""Files of a sandbox."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import tarfile
+from dataclasses import dataclass
+from typing import IO, Any, Iterator, List, Optional, TYPE_CHECKING, Union
+
+from ._commands import Data
+from ._errors import FileNotFoundException, NotFoundException, UnavailableException
+
+if TYPE_CHECKING:
+    from ._sandbox import Sandbox
+
+
+@dataclass
+class EntryInfo:
+    """A file, folder or link."""
+
+    name: str
+    path: str
+    kind: str
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    modified: int
+    symlink_target: Optional[str] = None
+
+
+class Files:
+    """Files of a sandbox."""
+
+    def __init__(self, sandbox: "Sandbox") -> None:
+        self._sandbox = sandbox
+
+    def _json(self, method: str, what: str, **query: Any) -> Any:
+        try:
+            return self._sandbox._transport.json(method, self._sandbox._path(what), query=query)
+        except NotFoundException as error:
+            raise FileNotFoundException(str(error)) from error
+
+    def read(self, path: str, format: str = "text") -> Any:
+        """A file's contents: ``text`` (UTF-8, bad bytes replaced) or ``bytes``."""
+        data = b"".join(self.stream(path))
+        return data if format == "bytes" else data.decode("utf-8", "replace")
+
+    def stream(self, path: str) -> Iterator[bytes]:
+        """A file's bytes, piece by piece. Raises if they break off."""
+        return self._download("/files", path)
+
+    def _download(self, what: str, path: str) -> Iterator[bytes]:
+        transport, at = self._sandbox._transport, self._sandbox._path(what)
+        try:
+            connection, response = transport.open("GET", at, query={"path": path})
+        except NotFoundException as error:
+            raise FileNotFoundException(str(error)) from error
+        try:
+            while True:
+                piece = response.read(1 << 18)
+                if not piece:
+                    return
+                yield piece
+        except (OSError, http.client.HTTPException) as error:
+            raise UnavailableException(f"the download broke off: {error}") from error
+        finally:
+            connection.close()
+
+    def write(self, path: str, data: Union[Data, IO[bytes]], mode: Optional[int] = None) -> int:
+        """Replaces a file's contents at a stroke; folders above it are made. The bytes written."""
+        body = data if not isinstance(data, str) else data.encode()
+        query = {"path": path, "mode": None if mode is None else f"{mode:o}"}
+        written: int = self._sandbox._transport.upload(
+            "PUT", self._sandbox._path("/files"), body, query
+        )["bytes"]
+        return written
+
+    def list(self, path: str, depth: int = 1) -> List[EntryInfo]:
+        """A folder's entries."""
+        found = self._json("GET", "/files/list", path=path, depth=depth)
+        return [EntryInfo(**entry) for entry in found["entries"]]
+
+    def get_info(self, path: str) -> EntryInfo:
+        """One entry; a link itself, not what it leads to."""
+        return EntryInfo(**self._json("GET", "/files/stat", path=path)["entries"][0])
+
+    def exists(self, path: str) -> bool:
+        """Whether something is there."""
+        try:
+            self.get_info(path)
+        except FileNotFoundException:
+            return False
+        return True
+
+    def make_dir(self, path: str, mode: Optional[int] = None) -> None:
+        """Makes a folder, and those above it."""
+        self._json("POST", "/files/mkdir", path=path, mode=None if mode is None else f"{mode:o}")
+
+    def remove(self, path: str) -> None:
+        """Removes a file, a link, or a folder with all in it."""
+        self._json("DELETE", "/files", path=path)
+
+    def rename(self, old: str, new: str) -> None:
+        """Renames; what is at the new name is replaced."""
+        body = {"from": old, "to": new}
+        self._sandbox._transport.json("POST", self._sandbox._path("/files/rename"), body)
+
+    def upload_tree(self, local: str, path: str) -> None:
+        """Copies a folder of this machine into the sandbox, as one stream. Owned by root there."""
+        packed = io.BytesIO()
+
+        def owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+            member.uid = member.gid = 0
+            member.uname = member.gname = "root"
+            return member
+
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            tar.add(local, arcname=".", filter=owned_by_root)
+        packed.seek(0)
+        self._sandbox._transport.upload("PUT", self._sandbox._path("/tree"), packed, {"path": path})
+
+    def download_tree(self, path: str) -> tarfile.TarFile:
+        """A folder of the sandbox as a tar archive. Unpack it with ``filter="data"``: its contents are not to be trusted."""
+        return tarfile.open(fileobj=io.BytesIO(b"".join(self._download("/tree", path))))
