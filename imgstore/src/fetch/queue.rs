@@ -219,7 +219,7 @@ impl Shared {
             let job = self.next();
             let first = usize::from(job.priority == Priority::Again);
             let object = names::pack(&job.plan.pack);
-            tracing::trace!(segments = job.plan.parts.len(), "fetching");
+            tracing::trace!(priority = ?job.priority, first = job.plan.parts.first().map(|p| p.index), segments = job.plan.parts.len(), bytes = job.plan.range.len, "fetching");
             let start = Instant::now();
             let from = match job.priority {
                 Priority::Trace => start,
