@@ -1,7 +1,7 @@
 //! How far a trace is followed ahead of the readers.
 //!
 //! A trace of another workload foresees what nobody will read, and its ranges share the link and the processor with the readers.
-//! So what is fetched first is a guess, of some ten milliseconds of the link, and each stored byte that is read pays for itself and
+//! So what is fetched first is a guess, of some twenty milliseconds of the link, and each stored byte that is read pays for itself and
 //! half as much again. A trace that fits is followed with growing strides. One that does not fit costs the guess and half of what was
 //! foreseen rightly: a reader who jumps about in it pays for nothing ahead.
 

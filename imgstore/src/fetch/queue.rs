@@ -567,7 +567,8 @@ impl State {
             return None;
         }
         let max = self.range_bytes_max(bytes_max);
-        let left = |job: &Job| self.ahead.left(&job.layer.digest, max / 2);
+        // One range is the guess.
+        let left = |job: &Job| self.ahead.left(&job.layer.digest, max);
         // Not in dribs and drabs: a reader who is faster takes what it needs.
         let may = |job: &Job| left(job) >= job.plan.range.len.min(max / 2);
         let mut seen = HashSet::new();

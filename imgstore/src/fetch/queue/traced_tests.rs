@@ -153,7 +153,7 @@ fn a_reader_who_jumps_about_takes_pairs_and_pays_for_nothing_ahead() {
     // It is spent, but for less than the next piece: those behind that one, however short, wait as well.
     state
         .ahead
-        .begin(&layer.digest, TRACED_RANGE_BYTES_FIRST / 2 - 100);
+        .begin(&layer.digest, TRACED_RANGE_BYTES_FIRST - 100);
     assert!(state.next_traced(TRACED_BYTES_MAX).is_none());
     assert_eq!(plans(&state.traced), pieces);
 }
