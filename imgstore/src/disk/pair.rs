@@ -6,7 +6,8 @@
 //! ```
 //! **Crash consistency.** A record reaches the index file only after the data it points to was synced. So whatever a power
 //! failure leaves, a record that is there points to its data, and a flush that was answered is all there. Recovery cuts the index at the
-//! first record that is torn or cannot be right, and appends behind whatever the data file holds. Between flushes records wait in memory; their number is bounded.
+//! first record that is torn or cannot be right, and appends behind whatever the data file holds. Between flushes records wait in memory; their
+//! number is bounded. [`super::recent`] keeps them where a killed process does not lose them.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -14,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use super::DiskError;
 use super::live_map::LiveMap;
 use super::map::Piece;
+use super::recent::Recent;
 use crate::format::FormatError;
 use crate::format::overlaybd::header::{DATA, HEADER, Header, SEALED, SPARSE};
 use crate::format::overlaybd::record::{
@@ -134,6 +136,8 @@ struct State {
     pending: Vec<Record>,
     /// Data was written since the last sync.
     dirty: bool,
+    /// Where the pending records are kept too.
+    recent: Option<Recent>,
 }
 
 /// See the head of this file.
@@ -205,9 +209,41 @@ impl Pair {
                 data_end: found.data_end,
                 pending: Vec::new(),
                 dirty: false,
+                recent: None,
             }),
             index_end: Mutex::new(Some(found.index_bytes)),
         })
+    }
+
+    /// The same pair with what a killed process had answered and not flushed, `found`, which is flushed first. From now on what
+    /// is answered is kept in `recent`.
+    ///
+    /// # Errors
+    /// What the media said.
+    pub fn with_recent(self, mut recent: Recent, found: Vec<Record>) -> Result<Self, DiskError> {
+        let failed = |source| DiskError::io("recover", &self.name)(source);
+        let sectors = self.data.size().map_err(failed)? / SECTOR;
+        let (all, begun) = (found.len(), found.into_iter().enumerate());
+        // As in the index: behind a record that cannot be right nothing counts.
+        let sound: Vec<Record> = begun
+            .map_while(|(number, record)| check(record, number, sectors).ok().map(|()| record))
+            .collect();
+        if sound.len() < all {
+            tracing::warn!(
+                pair = self.name,
+                found = all,
+                sound = sound.len(),
+                "recent writes are cut"
+            );
+        }
+        self.map(sound).map_err(failed)?;
+        self.flush().map_err(failed)?;
+        recent
+            .forget_all()
+            .and_then(|()| recent.begin())
+            .map_err(failed)?;
+        self.write_state().recent = Some(recent);
+        Ok(self)
     }
 
     /// The data file's header.
@@ -268,14 +304,19 @@ impl Pair {
         Ok(place)
     }
 
-    fn map(&self, records: impl IntoIterator<Item = Record>) {
+    fn map(&self, records: Vec<Record>) -> io::Result<()> {
         let mut state = self.write_state();
+        // In the order of the map, and before anybody can see it.
+        if let Some(recent) = &mut state.recent {
+            recent.append(&records)?;
+        }
         for record in records {
             state.map.insert(record);
             state.pending.push(record);
             // Only now that its data is written: a flush that runs between reserving and writing must not take this away.
             state.dirty |= !record.is_zeroed();
         }
+        Ok(())
     }
 
     /// Flushes where many records wait for it. Whoever writes calls this after the write.
@@ -302,7 +343,7 @@ impl Pair {
             let sectors = to_u64(part.len() / sector);
             let place = self.append(sectors)?;
             self.data.write_at(part, place * SECTOR)?;
-            self.map([Record::data(at, sectors, place, 0)]);
+            self.map(vec![Record::data(at, sectors, place, 0)])?;
             at += sectors;
         }
         Ok(())
@@ -311,7 +352,7 @@ impl Pair {
     /// Makes sectors read as zeros, whatever lies below.
     ///
     /// # Errors
-    /// None so far.
+    /// What the medium said: nothing has changed then.
     pub fn discard(&self, lba: u64, sectors: u64) -> io::Result<()> {
         // Any place inside the data part will do, and the first is there whatever else is lost.
         let place = PLACE_MIN;
@@ -322,8 +363,7 @@ impl Pair {
             records.push(Record::zeroed(at, step, place, 0));
             at += step;
         }
-        self.map(records);
-        Ok(())
+        self.map(records)
     }
 
     /// Makes everything written before this call survive a loss of power.
@@ -343,14 +383,35 @@ impl Pair {
         let mut state = self.write_state();
         let pending = std::mem::take(&mut state.pending);
         let dirty = std::mem::take(&mut state.dirty);
-        drop(state);
         if pending.is_empty() && !dirty {
             return Ok(());
         }
         // Lost on failure, with the pair: see above.
         *end = None;
+        let begun = state.recent.as_mut().map_or(Ok(()), Recent::begin);
+        drop(state);
+        match begun.and_then(|()| self.write_out(&pending, dirty, start)) {
+            Ok(next) => {
+                *end = Some(next);
+                Ok(())
+            }
+            Err(error) => {
+                // What was not synced must not come back as if it were: nobody knows whether its data is on disk.
+                if let Some(recent) = self.write_state().recent.take()
+                    && let Err(error) = recent.forget_all()
+                {
+                    tracing::error!(pair = self.name, %error, "writes of a failed flush may come back");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Syncs data, then writes and syncs its records behind `start` of the index; where they end.
+    fn write_out(&self, pending: &[Record], dirty: bool, start: u64) -> io::Result<u64> {
         let bytes: Vec<u8> = pending.iter().flat_map(|r| r.to_bytes()).collect();
-        if start + to_u64(bytes.len()) > to_u64(HEADER_BYTES) + INDEX_BYTES_MAX {
+        let next = start + to_u64(bytes.len());
+        if next > to_u64(HEADER_BYTES) + INDEX_BYTES_MAX {
             let text = format!(
                 "`{}`: too many writes since the last snapshot; open the disk again and take one",
                 self.name
@@ -364,7 +425,10 @@ impl Pair {
             self.index.write_at(&bytes, start)?;
             self.index.sync()?;
         }
-        *end = Some(start + to_u64(bytes.len()));
-        Ok(())
+        self.read_state()
+            .recent
+            .as_ref()
+            .map_or(Ok(()), Recent::forget)?;
+        Ok(next)
     }
 }
