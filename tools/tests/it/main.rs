@@ -18,6 +18,7 @@ mod contract;
 mod disk_attach;
 mod disk_files;
 mod disk_published;
+mod disk_random;
 mod disk_vm;
 mod images;
 mod import;
