@@ -7,7 +7,7 @@
 //! **Crash consistency.** A record reaches the index file only after the data it points to was synced. So whatever a power
 //! failure leaves, a record that is there points to its data, and a flush that was answered is all there. Recovery cuts the index at the
 //! first record that is torn or cannot be right, and appends behind whatever the data file holds. Between flushes records wait in memory; their
-//! number is bounded. [`super::recent`] keeps them where a killed process does not lose them.
+//! number is bounded. `recent` keeps them where a killed process does not lose them.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -215,33 +215,21 @@ impl Pair {
         })
     }
 
-    /// The same pair with what a killed process had answered and not flushed, `found`, which is flushed first. From now on what
-    /// is answered is kept in `recent`.
+    /// The same pair with two side files, where what is answered is kept from now on. What a killed process had kept there and not
+    /// flushed is flushed first.
     ///
     /// # Errors
     /// What the media said.
-    pub fn with_recent(self, mut recent: Recent, found: Vec<Record>) -> Result<Self, DiskError> {
+    pub fn with_recent(self, files: [Arc<dyn Media>; 2]) -> Result<Self, DiskError> {
         let failed = |source| DiskError::io("recover", &self.name)(source);
-        let sectors = self.data.size().map_err(failed)? / SECTOR;
-        let (all, begun) = (found.len(), found.into_iter().enumerate());
-        // As in the index: behind a record that cannot be right nothing counts.
-        let sound: Vec<Record> = begun
-            .map_while(|(number, record)| check(record, number, sectors).ok().map(|()| record))
-            .collect();
-        if sound.len() < all {
-            tracing::warn!(
-                pair = self.name,
-                found = all,
-                sound = sound.len(),
-                "recent writes are cut"
-            );
-        }
-        self.map(sound).map_err(failed)?;
-        self.flush().map_err(failed)?;
-        recent
-            .forget_all()
-            .and_then(|()| recent.begin())
-            .map_err(failed)?;
+        let index_end = self.lock_index().unwrap_or_default();
+        let replay = |records: Vec<Record>| {
+            for record in records {
+                self.map(&[record], &[])?;
+            }
+            self.flush()
+        };
+        let recent = Recent::open(files, &*self.data, index_end, replay).map_err(failed)?;
         self.write_state().recent = Some(recent);
         Ok(self)
     }
@@ -304,15 +292,16 @@ impl Pair {
         Ok(place)
     }
 
-    fn map(&self, records: Vec<Record>) -> io::Result<()> {
+    /// `data` is what the record points to, where it is one.
+    fn map(&self, records: &[Record], data: &[u8]) -> io::Result<()> {
         let mut state = self.write_state();
         // In the order of the map, and before anybody can see it.
         if let Some(recent) = &mut state.recent {
-            recent.append(&records)?;
+            recent.append(records, data)?;
         }
         for record in records {
-            state.map.insert(record);
-            state.pending.push(record);
+            state.map.insert(*record);
+            state.pending.push(*record);
             // Only now that its data is written: a flush that runs between reserving and writing must not take this away.
             state.dirty |= !record.is_zeroed();
         }
@@ -343,7 +332,7 @@ impl Pair {
             let sectors = to_u64(part.len() / sector);
             let place = self.append(sectors)?;
             self.data.write_at(part, place * SECTOR)?;
-            self.map(vec![Record::data(at, sectors, place, 0)])?;
+            self.map(&[Record::data(at, sectors, place, 0)], part)?;
             at += sectors;
         }
         Ok(())
@@ -363,7 +352,7 @@ impl Pair {
             records.push(Record::zeroed(at, step, place, 0));
             at += step;
         }
-        self.map(records)
+        self.map(&records, &[])
     }
 
     /// Makes everything written before this call survive a loss of power.
@@ -388,9 +377,11 @@ impl Pair {
         }
         // Lost on failure, with the pair: see above.
         *end = None;
-        let begun = state.recent.as_mut().map_or(Ok(()), Recent::begin);
+        if let Some(recent) = &mut state.recent {
+            recent.begin();
+        }
         drop(state);
-        match begun.and_then(|()| self.write_out(&pending, dirty, start)) {
+        match self.write_out(&pending, dirty, start) {
             Ok(next) => {
                 *end = Some(next);
                 Ok(())

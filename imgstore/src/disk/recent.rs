@@ -2,164 +2,183 @@
 //!
 //! A record may reach a pair's index only after its data was synced, so between flushes the index knows nothing of it. A device
 //! that outlives its server (ublk) must not lose what was answered all the same: what uses it wrote it once, and its next flush
-//! promises that it is there. So each record goes to a side file too before the write is answered, and is replayed by whoever
-//! opens the pair next: if the system still runs, for then the data is in its page cache. After a loss of power the
-//! data may be missing, and the files of an earlier boot are worth nothing.
+//! promises that it is there. So each record goes to a side file too before the write is answered, with the place in the index that it
+//! will have:
 //! ```text
-//! PAIR.recent0, PAIR.recent1    "DSECRCNT" | boot id (36) | 0 (4) | generation (8) | 0 (8) | records (16 each)
+//! PAIR.recent0, PAIR.recent1    entries: record (16) | offset in the index file (8) | crc32c (4) | 0 (4)
 //! ```
-//! Of the two, one grows; a flush begins the other, and empties the first when the index holds what it had. A record that is in both
-//! the index and here does no harm: records are replayed in order up to the last one.
+//! The checksum covers record, offset, and the data that the record points to. Of the two files one grows; a flush begins the other, and
+//! empties the first when the index holds what it had.
+//!
+//! Whoever opens the pair next replays the entries that go on where the index ends, as far as they are whole and their data is what was
+//! written. A killed process leaves all of them so; after a loss of power they may end anywhere, and what is replayed is what
+//! was written in that order. Older entries are behind the index's end and do not count, so nothing here is synced but
+//! the removal of entries that were found and could not be replayed: their offsets are used again.
 
+use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-use crate::format::overlaybd::record::{RECORD_BYTES, Record};
+use crate::format::overlaybd::SECTOR;
+use crate::format::overlaybd::record::{RECORD_BYTES, Record, check};
 use crate::ids::{to_u64, to_usize};
 use crate::media::Media;
 
-const MAGIC: [u8; 8] = *b"DSECRCNT";
-/// Bytes of a boot id as text.
-const BOOT_BYTES: usize = 36;
-const HEAD_BYTES: usize = 64;
+const ENTRY_BYTES: usize = 32;
 /// Most bytes of a file: a flush begins long before.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// Names the time since the system was started, as in `/proc/sys/kernel/random/boot_id`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BootId([u8; BOOT_BYTES]);
-
-impl BootId {
-    /// From text of 36 bytes; `None` for any other.
-    pub fn parse(text: &[u8]) -> Option<Self> {
-        text.trim_ascii().try_into().ok().map(Self)
-    }
-}
-
 /// See the head of this file.
 #[derive(Debug)]
-pub struct Recent {
+pub(super) struct Recent {
+    /// The first one grows.
     files: [Arc<dyn Media>; 2],
-    boot: BootId,
-    generation: u64,
-    /// Where the next record goes in the file that grows.
+    /// Where the next entry goes in the file that grows.
     end: u64,
+    /// Where the next record goes in the index file.
+    offset: u64,
 }
 
-/// A file of this boot: its generation and records.
-fn read(file: &dyn Media, boot: BootId) -> io::Result<Option<(u64, Vec<Record>)>> {
+fn checksum(record: Record, offset: u64, data: &[u8]) -> u32 {
+    let own = crc32c::crc32c(&record.to_bytes());
+    let own = crc32c::crc32c_append(own, &offset.to_le_bytes());
+    crc32c::crc32c_append(own, data)
+}
+
+/// The entries of a file that belong behind `index_end`, by their offsets.
+fn read(
+    file: &dyn Media,
+    index_end: u64,
+    found: &mut HashMap<u64, (Record, u32)>,
+) -> io::Result<bool> {
     let len = file.size()?;
-    if len < to_u64(HEAD_BYTES) || len > FILE_BYTES_MAX {
-        return Ok(None);
-    }
-    let mut bytes = vec![0; to_usize(len)];
+    let mut bytes = vec![0; to_usize(len.min(FILE_BYTES_MAX))];
     file.read_at(&mut bytes, 0)?;
-    let Some((head, records)) = bytes.split_first_chunk::<HEAD_BYTES>() else {
-        return Ok(None);
-    };
-    let ours = head.starts_with(&MAGIC) && head.get(8..8 + BOOT_BYTES) == Some(&boot.0[..]);
-    let generation = head
-        .get(48..)
-        .and_then(|b| b.first_chunk())
-        .map(|b| u64::from_le_bytes(*b));
-    // A record that was cut off was never answered.
-    let records = records.as_chunks::<RECORD_BYTES>().0;
-    let records = records.iter().map(Record::from_bytes).collect();
-    Ok(generation
-        .filter(|_| ours)
-        .map(|generation| (generation, records)))
+    // One that was cut off was never answered.
+    for entry in bytes.as_chunks::<ENTRY_BYTES>().0 {
+        let Some((record, rest)) = entry.split_first_chunk::<RECORD_BYTES>() else {
+            continue;
+        };
+        let offset = rest.first_chunk().map(|b| u64::from_le_bytes(*b));
+        let sum = rest.get(8..).and_then(|b| b.first_chunk());
+        if let (Some(offset), Some(sum)) = (offset, sum)
+            && offset >= index_end
+        {
+            found.insert(
+                offset,
+                (Record::from_bytes(record), u32::from_le_bytes(*sum)),
+            );
+        }
+    }
+    Ok(len > 0)
 }
 
 impl Recent {
-    /// The two side files of a pair, and what they hold of this boot, in order of writing. They go on to hold it until
-    /// [`Recent::forget`].
+    /// Opens the side files of a pair whose index ends at `index_end`. What goes on there is given to `replay`, in order, which makes it
+    /// durable; then it is taken out of the files.
     ///
     /// # Errors
     /// What the media said.
-    pub fn open(files: [Arc<dyn Media>; 2], boot: BootId) -> io::Result<(Self, Vec<Record>)> {
-        let mut found = Vec::new();
+    pub(super) fn open(
+        files: [Arc<dyn Media>; 2],
+        data: &dyn Media,
+        index_end: u64,
+        replay: impl FnOnce(Vec<Record>) -> io::Result<()>,
+    ) -> io::Result<Self> {
+        let mut found = HashMap::new();
+        let mut used = false;
         for file in &files {
-            found.extend(read(&**file, boot)?);
+            used |= read(&**file, index_end, &mut found)?;
         }
-        found.sort_by_key(|(generation, _)| *generation);
-        let generation = found.last().map_or(0, |(generation, _)| *generation);
-        let records = found.into_iter().flat_map(|(_, records)| records).collect();
+        let sectors = data.size()? / SECTOR;
+        let mut offset = index_end;
+        let mut records = Vec::new();
+        let mut buffer = Vec::new();
+        while let Some((record, sum)) = found.remove(&offset) {
+            if check(record, records.len(), sectors).is_err() {
+                break;
+            }
+            let len = if record.is_zeroed() {
+                0
+            } else {
+                record.sectors() * SECTOR
+            };
+            buffer.resize(to_usize(len), 0);
+            data.read_at(&mut buffer, record.place() * SECTOR)?;
+            if checksum(record, offset, &buffer) != sum {
+                break;
+            }
+            records.push(record);
+            offset += to_u64(RECORD_BYTES);
+        }
+        replay(records)?;
         let recent = Self {
             files,
-            boot,
-            generation,
             end: 0,
+            offset,
         };
-        Ok((recent, records))
-    }
-
-    fn file(&self) -> &dyn Media {
-        let [even, odd] = &self.files;
-        if self.generation.is_multiple_of(2) {
-            &**even
-        } else {
-            &**odd
+        if used {
+            recent.forget_all()?;
         }
+        Ok(recent)
     }
 
-    fn other(&self) -> &dyn Media {
-        let [even, odd] = &self.files;
-        if self.generation.is_multiple_of(2) {
-            &**odd
-        } else {
-            &**even
-        }
+    fn growing(&self) -> &dyn Media {
+        let [growing, _] = &self.files;
+        &**growing
     }
 
-    /// Keeps records; to be called before they are answered.
+    fn full(&self) -> &dyn Media {
+        let [_, full] = &self.files;
+        &**full
+    }
+
+    /// Keeps records; to be called before they are answered. `data` is what the record points to, where it is one.
     ///
     /// # Errors
     /// What the medium said: the records do not count then.
-    pub(super) fn append(&mut self, records: &[Record]) -> io::Result<()> {
-        let bytes: Vec<u8> = records.iter().flat_map(|r| r.to_bytes()).collect();
+    pub(super) fn append(&mut self, records: &[Record], data: &[u8]) -> io::Result<()> {
+        let mut bytes = Vec::with_capacity(records.len() * ENTRY_BYTES);
+        let mut offset = self.offset;
+        for record in records {
+            bytes.extend(record.to_bytes());
+            bytes.extend(offset.to_le_bytes());
+            bytes.extend(checksum(*record, offset, data).to_le_bytes());
+            bytes.extend([0; 4]);
+            offset += to_u64(RECORD_BYTES);
+        }
         let end = self.end + to_u64(bytes.len());
         if end > FILE_BYTES_MAX {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
-        self.file().write_at(&bytes, self.end)?;
-        self.end = end;
+        self.growing().write_at(&bytes, self.end)?;
+        (self.end, self.offset) = (end, offset);
         Ok(())
     }
 
-    /// Begins the other file, which is empty: what comes from now on is not part of the flush that begins.
-    ///
-    /// # Errors
-    /// What the medium said.
-    pub(super) fn begin(&mut self) -> io::Result<()> {
-        let mut head = [0; HEAD_BYTES];
-        let generation = self.generation + 1;
-        let fields = MAGIC
-            .into_iter()
-            .chain(self.boot.0)
-            .chain([0; 4])
-            .chain(generation.to_le_bytes());
-        for (to, from) in head.iter_mut().zip(fields) {
-            *to = from;
-        }
-        self.generation = generation;
-        self.end = to_u64(HEAD_BYTES);
-        self.file().write_at(&head, 0)
+    /// A flush begins with what was kept so far; what comes from now on goes to the other file, which is empty.
+    pub(super) fn begin(&mut self) {
+        self.files.reverse();
+        self.end = 0;
     }
 
-    /// The index holds what the file before the last [`Recent::begin`] had.
+    /// The index holds what was kept before the last [`Recent::begin`].
     ///
     /// # Errors
     /// What the medium said.
     pub(super) fn forget(&self) -> io::Result<()> {
-        self.other().set_len(0)
+        self.full().set_len(0)
     }
 
-    /// Nothing that is here may count any more.
+    /// Nothing that is here may ever count again.
     ///
     /// # Errors
     /// What the media said.
     pub(super) fn forget_all(&self) -> io::Result<()> {
-        self.other().set_len(0)?;
-        self.file().set_len(0)
+        for file in &self.files {
+            file.set_len(0)?;
+            file.sync()?;
+        }
+        Ok(())
     }
 }

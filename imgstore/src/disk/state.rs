@@ -13,7 +13,6 @@ use super::DiskError;
 use super::layer::Layer;
 use super::open::open_file;
 use super::pair::Pair;
-use super::recent::{BootId, Recent};
 use crate::format::FormatError;
 use crate::format::overlaybd::SECTOR;
 use crate::format::overlaybd::header::{Header, Uuid};
@@ -225,14 +224,6 @@ pub(super) fn open_pair(folder: &Path, name: &str) -> Result<Pair, DiskError> {
     with_recent(folder, name, pair)
 }
 
-fn boot_id() -> Result<BootId, DiskError> {
-    let path = Path::new("/proc/sys/kernel/random/boot_id");
-    let unknown = || std::io::ErrorKind::InvalidData.into();
-    fs::read(path)
-        .and_then(|text| BootId::parse(&text).ok_or_else(unknown))
-        .map_err(DiskError::io("read", &file_name(path)))
-}
-
 fn recent_paths(folder: &Path, name: &str) -> [PathBuf; 2] {
     ["recent0", "recent1"].map(|end| folder.join(format!("{name}.{end}")))
 }
@@ -245,10 +236,7 @@ fn with_recent(folder: &Path, name: &str, pair: Pair) -> Result<Pair, DiskError>
         ))
     };
     let [first, second] = recent_paths(folder, name);
-    let files = [open(first)?, open(second)?];
-    let opened = Recent::open(files, boot_id()?);
-    let (recent, found) = opened.map_err(DiskError::io("recover", pair.name()))?;
-    pair.with_recent(recent, found)
+    pair.with_recent([open(first)?, open(second)?])
 }
 
 /// Removes the side files of a pair that is flushed and that nobody writes to any more.
