@@ -1,15 +1,16 @@
 //! A disk as a block device, where the kernel has ublk: in the test VM.
 
-use crate::disk_random;
 use crate::world::{World, dsec, json, ok, sh};
+use crate::{disk_power, disk_random};
 
 /// How much of something, from the environment of `tools/soak`.
-fn amount(name: &str, usual: u64) -> u64 {
+pub(crate) fn amount(name: &str, usual: u64) -> u64 {
     let set = std::env::var(name).ok();
     set.map_or(usual, |text| text.parse().unwrap())
 }
 
-fn rand_u64() -> u64 {
+/// A number that nobody has had.
+pub(crate) fn chance() -> u64 {
     use std::io::Read as _;
     let mut bytes = [0; 8];
     let mut file = std::fs::File::open("/dev/urandom").unwrap();
@@ -27,9 +28,10 @@ fn strangers_use_a_disk_in_the_vm() {
             ("ext4", || file_system("mkfs.ext4 -q", "e2fsck -fn")),
             ("xfs", || file_system("mkfs.xfs -q", "xfs_repair -n")),
             ("fio", what_fio_wrote_is_read_back),
+            ("kills", disk_power::killed_servers_lose_nothing),
             ("random", || {
                 disk_random::works(
-                    amount("DSEC_DISK_SEED", rand_u64() >> 40),
+                    amount("DSEC_DISK_SEED", chance() >> 40),
                     amount("DSEC_DISK_OPERATIONS", 400),
                 );
             }),
