@@ -10,6 +10,7 @@ mod daemon;
 mod docker_registry;
 mod nbd_client;
 mod nginx;
+mod power_disk;
 mod world;
 
 mod cache;
@@ -17,7 +18,9 @@ mod collecting;
 mod contract;
 mod disk_attach;
 mod disk_files;
+mod disk_power;
 mod disk_published;
+mod disk_random;
 mod disk_vm;
 mod images;
 mod import;
