@@ -115,6 +115,7 @@ pub fn run(config: Config) -> Result<(), String> {
 
 async fn serve(service: &Arc<Service>, keys: Keys, listen: &Listen) -> Result<(), String> {
     let router = server::router(Arc::clone(service), keys);
+    server::take_over(service);
     let looked_after = tokio::spawn(Arc::clone(service).look_after());
     let failed = |e: std::io::Error| format!("cannot listen at {listen:?}: {e}");
     let served = async {

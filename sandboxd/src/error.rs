@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::container::backend::BackendError;
 use crate::container::link::LinkError;
 use crate::container::protocol::Failure;
+use crate::trajectory::TrajectoryError;
 
 /// What the caller can do about an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +30,8 @@ pub enum ErrorKind {
     Refused,
     /// Our own machinery failed.
     InfraFailed,
+    /// The request was begun, and nobody knows what became of it. It is never carried out again by itself.
+    UnknownOutcome,
 }
 
 /// The body of every error reply.
@@ -56,7 +59,7 @@ impl ApiError {
             ErrorKind::Invalid => 400,
             ErrorKind::Unauthenticated => 401,
             ErrorKind::NotFound => 404,
-            ErrorKind::Conflict => 409,
+            ErrorKind::Conflict | ErrorKind::UnknownOutcome => 409,
             ErrorKind::SandboxGone => 410,
             ErrorKind::Refused => 422,
             ErrorKind::InfraFailed => 500,
@@ -92,7 +95,20 @@ impl From<LinkError> for ApiError {
                 Failure::Exhausted => ErrorKind::Exhausted,
                 Failure::Refused => ErrorKind::Refused,
                 Failure::Internal => ErrorKind::InfraFailed,
+                Failure::Forgotten => ErrorKind::UnknownOutcome,
             },
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
+impl From<TrajectoryError> for ApiError {
+    fn from(error: TrajectoryError) -> Self {
+        let kind = match &error {
+            TrajectoryError::Differs { .. } => ErrorKind::Conflict,
+            TrajectoryError::Full { .. } => ErrorKind::Exhausted,
+            TrajectoryError::BadId { .. } => ErrorKind::Invalid,
+            _ => ErrorKind::InfraFailed,
         };
         Self::new(kind, error.to_string())
     }

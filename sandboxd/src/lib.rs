@@ -1,7 +1,7 @@
 //! `sandboxd`: sandboxes composed of layers, and what runs in them.
 //!
 //! [`server`] is the HTTP API, [`sandboxes`] what it asks for, [`layers`] what sandboxes stand on (asked of layerd), [`store`]
-//! what is on disk, [`container`] the first backend. See `docs/sandbox.md`.
+//! what is on disk, [`trajectory`] what was asked and done, [`container`] the first backend. See `docs/sandbox.md`.
 
 pub mod api;
 pub mod container;
@@ -13,3 +13,4 @@ pub mod sandboxes;
 pub mod server;
 pub mod store;
 mod sys;
+pub mod trajectory;

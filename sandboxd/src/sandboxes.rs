@@ -3,7 +3,10 @@
 //! Each change is written down before it is made, so that the next daemon knows what to look for. Everything that may take long
 //! (layerd, mounts, processes that end) runs on threads that may block.
 
+mod changes;
 mod derive;
+
+pub use changes::Changes;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -18,6 +21,8 @@ use crate::error::{ApiError, ErrorKind};
 use crate::ids;
 use crate::layers::{Held, Layers};
 use crate::store::{Record, Store};
+use crate::trajectory::Trajectory;
+use crate::trajectory::event::Asked;
 
 /// How long a create waits for its turn.
 const CREATE_PATIENCE: Duration = Duration::from_secs(60);
@@ -121,6 +126,7 @@ pub struct Service {
     containers: Containers,
     layers: Layers,
     store: Store,
+    trajectory: Trajectory,
     state: PathBuf,
     packer: Packer,
     table: Mutex<HashMap<String, Arc<Sandbox>>>,
@@ -156,7 +162,13 @@ impl Service {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(disk(e)),
             _ => {}
         }
+        let trajectory = Trajectory::open(&state.join("trajectory"))?;
         let records = store.all().map_err(disk)?;
+        for id in trajectory.sandboxes()? {
+            if !records.iter().any(|record| record.info.id == id) {
+                trajectory.forget(&id)?;
+            }
+        }
         let living = |r: &Record| r.info.state != State::Gone && r.place.is_some();
         let places: Vec<Place> = records
             .iter()
@@ -175,6 +187,7 @@ impl Service {
             containers,
             layers,
             store,
+            trajectory,
             state,
             packer,
             table: Mutex::default(),
@@ -205,8 +218,34 @@ impl Service {
                 Ok(())
             }
             Some(_) => self.end(&sandbox, "it had ended while the daemon was down"),
-            None => self.end(&sandbox, "the daemon ended while it was being made"),
+            // Nothing has run in it: as if it had not been asked for.
+            None => {
+                self.end(&sandbox, "the daemon ended while it was being made")?;
+                self.table().remove(&id);
+                self.store.remove(&id).map_err(disk)?;
+                Ok(self.trajectory.forget(&id)?)
+            }
         }
+    }
+
+    /// What was asked of sandboxes, and what they did.
+    pub(crate) fn trajectory(&self) -> &Trajectory {
+        &self.trajectory
+    }
+
+    /// Sandboxes that have not ended.
+    pub(crate) fn living_sandboxes(&self) -> Vec<Arc<Sandbox>> {
+        let table = self.table();
+        let living = table.values().filter(|s| living(&s.lock()).is_ok());
+        living.cloned().collect()
+    }
+
+    /// Where a sandbox's agent listens, whether it is paused or not.
+    ///
+    /// # Errors
+    /// `SandboxGone`.
+    pub(crate) fn socket(&self, sandbox: &Sandbox) -> Result<PathBuf, ApiError> {
+        Ok(self.containers.socket(&living(&sandbox.record())?))
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<String, Arc<Sandbox>>> {
@@ -298,8 +337,13 @@ impl Service {
         request: CreateRequest,
     ) -> Result<SandboxInfo, ApiError> {
         let record = plan(project, &request)?;
+        let asked = Asked {
+            method: "POST".to_owned(),
+            path: String::new(),
+            body: serde_json::to_value(&request).ok(),
+        };
         let Some(request_id) = request.request_id else {
-            return self.make(record).await;
+            return self.make(record, asked).await;
         };
         let key = format!("{project}\n{request_id}");
         let turn = {
@@ -308,24 +352,30 @@ impl Service {
             Arc::clone(requests.entry(key).or_default())
         };
         let _turn = turn.lock().await;
-        let made =
-            self.table().values().map(|s| s.record()).find(|r| {
-                r.project == project && r.info.request_id.as_deref() == Some(&request_id)
-            });
+        let made = self.made_by(project, &request_id);
         match made {
             Some(made) if made.info.refs != record.info.refs => Err(ApiError::new(
                 ErrorKind::Conflict,
                 format!("request `{request_id}` made a sandbox of other layers"),
             )),
             Some(made) => Ok(made.info),
-            None => self.make(record).await,
+            None => self.make(record, asked).await,
         }
     }
 
-    async fn make(self: &Arc<Self>, record: Record) -> Result<SandboxInfo, ApiError> {
+    fn made_by(&self, project: &str, request_id: &str) -> Option<Record> {
+        let table = self.table();
+        let found = table.values().find(|sandbox| {
+            let record = sandbox.lock();
+            record.project == project && record.info.request_id.as_deref() == Some(request_id)
+        });
+        found.map(|sandbox| sandbox.record())
+    }
+
+    async fn make(self: &Arc<Self>, record: Record, asked: Asked) -> Result<SandboxInfo, ApiError> {
         let service = Arc::clone(self);
         // On a thread of its own: a client that goes away does not leave half a sandbox.
-        blocking(move || service.make_now(record, None)).await
+        blocking(move || service.make_now(record, None, asked)).await
     }
 
     /// Makes what a record describes, on the layers of `held` or those that its names stand for. Blocks.
@@ -333,6 +383,7 @@ impl Service {
         &self,
         mut record: Record,
         held: Option<Arc<Held>>,
+        asked: Asked,
     ) -> Result<SandboxInfo, ApiError> {
         let id = record.info.id.clone();
         let held = match held {
@@ -351,18 +402,28 @@ impl Service {
         }
         record.info.state = State::Running;
         record.info.ends_ms = record.lifetime_ms.map(|life| now_ms() + life);
-        if let Err(error) = self.store.put(&record) {
+        if let Err(error) = self.write_down(&record, asked) {
             if let Some(place) = &record.place {
                 self.containers.kill(place)?;
             }
             self.store.remove(&id).map_err(disk)?;
-            return Err(disk(error));
+            self.trajectory.forget(&id)?;
+            return Err(error);
         }
         let info = record.info.clone();
         let sandbox = Arc::new(Sandbox::new(record, Some(held)));
         self.table().insert(id, sandbox);
         tracing::info!(id = info.id, refs = info.refs.join(" + "), "made");
         Ok(info)
+    }
+
+    /// A new sandbox's record and the beginning of its trajectory; the record that has no place was the intent.
+    fn write_down(&self, record: &Record, asked: Asked) -> Result<(), ApiError> {
+        let id = &record.info.id;
+        let request_id = record.info.request_id.as_deref().unwrap_or("create");
+        let reply = serde_json::to_value(&record.info).unwrap_or_default();
+        self.trajectory.add(id, request_id, asked, reply)?;
+        self.store.put(record).map_err(disk)
     }
 
     fn place(&self, record: &Record, held: &Held) -> Result<Place, ApiError> {
@@ -404,6 +465,7 @@ impl Service {
         record.info.reason = Some(reason.to_owned());
         record.frozen.clear();
         self.store.put(&record).map_err(disk)?;
+        self.trajectory.ended(&record.info.id, reason)?;
         tracing::info!(id = record.info.id, reason, "ended");
         *sandbox.lock() = record;
         *sandbox.held.lock().unwrap_or_else(PoisonError::into_inner) = None;

@@ -1,7 +1,12 @@
 //! The HTTP API: who asks, what for, and the answer. No decisions are made here.
 
+mod ended;
 mod execs;
 mod files;
+mod recorded;
+mod trajectory;
+
+pub(crate) use ended::take_over;
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -177,6 +182,16 @@ pub fn router(service: Arc<Service>, keys: Keys) -> Router {
             "/v1/sandboxes/{id}/tree",
             get(files::pack).put(files::unpack),
         )
+        .route("/v1/sandboxes/{id}/changes", get(trajectory::changes))
+        .route("/v1/sandboxes/{id}/trajectory", get(trajectory::events))
+        .route(
+            "/v1/sandboxes/{id}/trajectory/{seq}/body",
+            get(trajectory::body),
+        )
+        .route_layer(axum::middleware::from_fn_with_state(
+            app.clone(),
+            recorded::layer,
+        ))
         .fallback(|| async { ApiError::new(ErrorKind::NotFound, "no such path in this API") })
         .with_state(app)
 }

@@ -22,6 +22,7 @@ from ._errors import (
     SandboxGoneException,
     TimeoutException,
     UnavailableException,
+    UnknownOutcomeException,
 )
 from ._commands import CommandHandle, CommandResult, Session
 from ._files import EntryInfo
@@ -50,4 +51,5 @@ __all__ = [
     "Session",
     "TimeoutException",
     "UnavailableException",
+    "UnknownOutcomeException",
 ]

@@ -48,6 +48,10 @@ class InfraFailedException(SandboxException):
     """The machinery failed, not what ran in it: mask the result, do not score it."""
 
 
+class UnknownOutcomeException(SandboxException):
+    """The request was begun, and nobody knows what became of it. It is not carried out again under the same id."""
+
+
 class TimeoutException(SandboxException):
     """A command's time was over. ``result`` has what it printed until then."""
 
@@ -77,6 +81,7 @@ _KINDS: Dict[str, Type[SandboxException]] = {
     "sandbox_gone": SandboxGoneException,
     "refused": SandboxException,
     "infra_failed": InfraFailedException,
+    "unknown_outcome": UnknownOutcomeException,
 }
 
 

@@ -14,6 +14,7 @@ use crate::api::{ForkReply, ForkRequest, Forked, PackReply, PackRequest, State};
 use crate::error::{ApiError, ErrorKind};
 use crate::ids;
 use crate::store::Record;
+use crate::trajectory::event::Asked;
 
 /// Children of one request.
 const CHILDREN_MAX: u32 = 1000;
@@ -90,7 +91,12 @@ impl Service {
             child.lifetime_ms = lifetime_ms.or(record.lifetime_ms);
             child.place = None;
             child.frozen.push(frozen.clone());
-            match self.make_now(child, held.clone()) {
+            let asked = Asked {
+                method: "FORK".to_owned(),
+                path: String::new(),
+                body: Some(serde_json::json!({ "parent": record.info.id })),
+            };
+            match self.make_now(child, held.clone(), asked) {
                 Ok(info) => Forked::Child(Box::new(info)),
                 Err(error) => Forked::Failed(error),
             }

@@ -180,7 +180,7 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<ExitCode, Failure> {
     wait(carry_out(&Client::from_env(), command))
 }
 
-fn path_of(id: &str, what: &str) -> String {
+pub(crate) fn path_of(id: &str, what: &str) -> String {
     format!("/v1/sandboxes/{}{what}", quoted(id))
 }
 
@@ -236,7 +236,7 @@ async fn carry_out(client: &Client, command: &SandboxCommand) -> Result<ExitCode
     Ok(ExitCode::SUCCESS)
 }
 
-fn text<'a>(value: &'a Value, name: &str) -> &'a str {
+pub(crate) fn text<'a>(value: &'a Value, name: &str) -> &'a str {
     value.get(name).and_then(Value::as_str).unwrap_or_default()
 }
 

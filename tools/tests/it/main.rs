@@ -33,6 +33,7 @@ mod served;
 mod testvm;
 mod tidy;
 mod traces;
+mod trajectory;
 mod two_origins;
 mod unit;
 mod wrong_use;

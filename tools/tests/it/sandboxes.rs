@@ -15,7 +15,7 @@ const SOON: Duration = Duration::from_secs(20);
 
 /// A sandboxd on a unix socket, with a layer `base/mini:1` that has a shell and coreutils.
 #[derive(Debug)]
-struct Sandboxd<'a> {
+pub(crate) struct Sandboxd<'a> {
     world: &'a World,
     _layerd: Layerd<'a>,
     child: Child,
@@ -53,7 +53,7 @@ fn mini(world: &World) {
 }
 
 impl<'a> Sandboxd<'a> {
-    fn start(world: &'a World) -> Self {
+    pub(crate) fn start(world: &'a World) -> Self {
         mini(world);
         let origin = world.origin("origin");
         let layerd = Layerd::start(world, &origin);
@@ -88,7 +88,7 @@ impl<'a> Sandboxd<'a> {
             .unwrap()
     }
 
-    fn wait(&mut self) {
+    pub(crate) fn wait(&mut self) {
         let deadline = Instant::now() + SOON;
         while !self.dsec(&["sandbox", "ls"]).status.success() {
             let late = Instant::now() > deadline;
@@ -97,15 +97,15 @@ impl<'a> Sandboxd<'a> {
         }
     }
 
-    fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.world.path("sandboxd.log")).unwrap()
     }
 
-    fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("unix:{}", self.world.path("sandboxd.sock").display())
     }
 
-    fn dsec(&self, args: &[&str]) -> std::process::Output {
+    pub(crate) fn dsec(&self, args: &[&str]) -> std::process::Output {
         Command::new(env!("CARGO_BIN_EXE_dsec"))
             .args(args)
             .env("DSEC_URL", self.url())
@@ -116,7 +116,7 @@ impl<'a> Sandboxd<'a> {
     }
 
     /// Its standard output, if it did well.
-    fn ok(&self, args: &[&str]) -> String {
+    pub(crate) fn ok(&self, args: &[&str]) -> String {
         let ran = self.dsec(args);
         let errors = String::from_utf8_lossy(&ran.stderr).into_owned();
         assert!(ran.status.success(), "{args:?}: {errors}\n{}", self.log());
@@ -124,7 +124,7 @@ impl<'a> Sandboxd<'a> {
     }
 
     /// As a crash: sandboxes stay.
-    fn crash_and_restart(&mut self) {
+    pub(crate) fn crash_and_restart(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
         self.child = Self::spawn(self.world);
@@ -237,5 +237,5 @@ fn the_python_package_works() {
         .unwrap();
     let said = String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success(), "{said}\n{}", daemon.log());
-    assert!(said.contains("Ran 10 tests"), "{said}");
+    assert!(said.contains("Ran 11 tests"), "{said}");
 }
