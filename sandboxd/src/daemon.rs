@@ -9,8 +9,9 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::container::backend::Settings;
+use crate::keys::Keys;
 use crate::sandboxes::{Packer, Service};
-use crate::server::{self, Keys};
+use crate::server;
 
 /// Where it listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,14 +83,14 @@ pub fn run(config: Config) -> Result<(), String> {
         .map_err(|_locked| format!("another sandboxd uses `{}`", state.display()))?;
     let keys = match &config.api_keys {
         Some(path) => Keys::read(path)?,
-        None => Keys::default(),
+        None => Keys::open(),
     };
     if let Listen::Tcp(address) = config.listen
         && !address.ip().is_loopback()
-        && keys.open_to_all()
+        && keys.are_open()
     {
         return Err(format!(
-            "`{address}` can be reached from other machines: give API keys (`--api-keys FILE`)"
+            "`{address}` can be reached from other machines: give API keys (`--api-keys FILE`, `dsec sandbox new-key` makes them), or listen at loopback or `unix:PATH`"
         ));
     }
     let program = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;

@@ -8,6 +8,7 @@ pub mod container;
 pub mod daemon;
 pub mod error;
 mod ids;
+pub mod keys;
 pub mod layers;
 pub mod sandboxes;
 pub mod server;

@@ -32,7 +32,8 @@ struct Args {
     /// Folder for records and for what sandboxes write. Not on a file system that is a layer itself.
     #[arg(long, value_name = "DIR")]
     state: PathBuf,
-    /// File of API keys: lines of `KEY PROJECT`.
+    /// File of API keys: lines of `HASH PROJECT`, as `dsec sandbox new-key` writes them. Without it everybody who can connect
+    /// may do everything.
     #[arg(long, value_name = "FILE")]
     api_keys: Option<PathBuf>,
     /// Where packed layers are published: `dir:/path`, `s3://…` or `oci://…`.

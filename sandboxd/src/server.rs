@@ -3,9 +3,8 @@
 mod execs;
 mod files;
 
-use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::path::{Path as FilePath, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::extract::{FromRef, FromRequestParts, Path, State};
@@ -20,45 +19,8 @@ use crate::api::{
     TimeoutRequest, UsageReply,
 };
 use crate::error::{ApiError, ErrorKind};
+use crate::keys::Keys;
 use crate::sandboxes::{Sandbox, Service};
-
-/// Who may ask: keys and the project that each stands for.
-#[derive(Debug, Clone, Default)]
-pub struct Keys {
-    projects: HashMap<String, String>,
-}
-
-impl Keys {
-    /// Reads a file of lines `KEY PROJECT`; empty lines and those that begin with `#` say nothing.
-    ///
-    /// # Errors
-    /// When it cannot be read or a line is not of that form.
-    pub fn read(path: &FilePath) -> Result<Self, String> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|e| format!("cannot read `{}`: {e}", path.display()))?;
-        let mut projects = HashMap::new();
-        for (number, line) in text.lines().enumerate() {
-            let line = line.trim();
-            if line.is_empty() || line.starts_with('#') {
-                continue;
-            }
-            let Some((key, project)) = line.split_once(char::is_whitespace) else {
-                let number = number + 1;
-                return Err(format!(
-                    "`{}` line {number}: `KEY PROJECT` is expected",
-                    path.display()
-                ));
-            };
-            projects.insert(key.to_owned(), project.trim().to_owned());
-        }
-        Ok(Self { projects })
-    }
-
-    /// Whether anybody may ask.
-    pub fn open_to_all(&self) -> bool {
-        self.projects.is_empty()
-    }
-}
 
 /// What every handler needs.
 #[derive(Debug, Clone)]
@@ -81,19 +43,7 @@ impl FromRequestParts<App> for Project {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
-        if app.keys.open_to_all() {
-            return Ok(Self("default".to_owned()));
-        }
-        let header = |name: &str| parts.headers.get(name).and_then(|v| v.to_str().ok());
-        let bearer = header("authorization").and_then(|v| v.strip_prefix("Bearer "));
-        let key = bearer.or_else(|| header("x-api-key")).unwrap_or_default();
-        match app.keys.projects.get(key) {
-            Some(project) => Ok(Self(project.clone())),
-            None => Err(ApiError::new(
-                ErrorKind::Unauthenticated,
-                "an API key is needed: `Authorization: Bearer KEY` (clients read DSEC_API_KEY)",
-            )),
-        }
+        app.keys.project_of(&parts.headers).map(Self)
     }
 }
 
@@ -105,9 +55,14 @@ impl IntoResponse for ApiError {
             Json(&self),
         )
             .into_response();
-        if self.kind == ErrorKind::Unavailable {
-            let headers = response.headers_mut();
-            headers.insert("retry-after", axum::http::HeaderValue::from_static("1"));
+        let told = match self.kind {
+            ErrorKind::Unavailable => Some(("retry-after", "1")),
+            ErrorKind::Unauthenticated => Some(("www-authenticate", "Bearer")),
+            _ => None,
+        };
+        if let Some((name, value)) = told {
+            let value = axum::http::HeaderValue::from_static(value);
+            response.headers_mut().insert(name, value);
         }
         response
     }

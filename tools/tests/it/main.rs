@@ -10,6 +10,7 @@ mod daemon;
 mod docker_registry;
 mod nbd_client;
 mod nginx;
+mod sandboxd;
 mod world;
 
 mod cache;
@@ -24,6 +25,7 @@ mod import;
 mod killed;
 mod logins;
 mod same_name;
+mod sandbox_keys;
 mod sandboxes;
 mod seaweed;
 mod served;
