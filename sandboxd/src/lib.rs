@@ -11,6 +11,7 @@ mod ids;
 pub mod keys;
 pub mod layers;
 pub mod sandboxes;
+mod secret;
 pub mod server;
 pub mod store;
 mod sys;

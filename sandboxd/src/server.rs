@@ -1,5 +1,6 @@
 //! The HTTP API: who asks, what for, and the answer. No decisions are made here.
 
+mod e2b;
 mod execs;
 mod files;
 
@@ -27,6 +28,7 @@ use crate::sandboxes::{Sandbox, Service};
 pub(crate) struct App {
     service: Arc<Service>,
     keys: Arc<Keys>,
+    e2b: Arc<e2b::Settings>,
 }
 
 impl FromRef<App> for Arc<Service> {
@@ -87,14 +89,42 @@ impl<T: serde::de::DeserializeOwned> axum::extract::FromRequest<App> for Asked<T
     }
 }
 
-/// All routes.
-pub fn router(service: Arc<Service>, keys: Keys) -> Router {
+/// What is told to clients of E2B.
+#[derive(Debug, Clone, Default)]
+pub struct ForE2b {
+    /// What host names of ports end with: `PORT-ID.DOMAIN`.
+    pub domain: Option<String>,
+    /// What the template `base` stands for.
+    pub template: Option<String>,
+}
+
+/// All routes; `state` is the folder for what must be the same after a restart.
+///
+/// # Errors
+/// When the secret of the state folder cannot be read or made.
+pub fn router(
+    service: Arc<Service>,
+    keys: Keys,
+    state: &std::path::Path,
+    e2b: ForE2b,
+) -> std::io::Result<Router> {
     let app = App {
         service,
         keys: Arc::new(keys),
+        e2b: Arc::new(e2b::Settings::open(state, e2b.domain, e2b.template)?),
     };
+    Ok(native()
+        .merge(e2b::router())
+        .fallback(|| async { ApiError::new(ErrorKind::NotFound, "no such path in this API") })
+        .layer(axum::middleware::from_fn_with_state(
+            app.clone(),
+            e2b::by_host,
+        ))
+        .with_state(app))
+}
+
+fn native() -> Router<App> {
     Router::new()
-        .route("/health", get(|| async { StatusCode::NO_CONTENT }))
         .route("/metrics", get(metrics))
         .route("/v1/sandboxes", post(create).get(list))
         .route("/v1/sandboxes/{id}", get(show).delete(kill))
@@ -132,8 +162,6 @@ pub fn router(service: Arc<Service>, keys: Keys) -> Router {
             "/v1/sandboxes/{id}/tree",
             get(files::pack).put(files::unpack),
         )
-        .fallback(|| async { ApiError::new(ErrorKind::NotFound, "no such path in this API") })
-        .with_state(app)
 }
 
 /// The sandbox of a path, if it is the caller's.

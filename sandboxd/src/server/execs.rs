@@ -29,7 +29,7 @@ const FRAMES: &str = "application/vnd.dsec.frames";
 /// A stream in which nothing happens says so this often.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 /// Most bytes of one frame of input.
-const PIECE_BYTES: usize = 128 << 10;
+pub(super) const PIECE_BYTES: usize = 128 << 10;
 
 /// What an exec is in the agent's words.
 fn spec_of(sandbox: &Sandbox, request: ExecRequest) -> Result<ExecSpec, ApiError> {
@@ -202,7 +202,7 @@ async fn finish(service: &Service, sandbox: &Sandbox, mut link: Link, reply: &mu
 }
 
 /// The end of an exec whose agent does not speak any more.
-fn lost(service: &Service, sandbox: &Sandbox, error: &str) -> Exit {
+pub(super) fn lost(service: &Service, sandbox: &Sandbox, error: &str) -> Exit {
     let (outcome, message) = match service.reason(sandbox) {
         Some(reason) => (Outcome::SandboxGone, reason),
         None => (Outcome::InfraFailed, error.to_owned()),

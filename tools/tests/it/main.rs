@@ -20,6 +20,7 @@ mod disk_attach;
 mod disk_files;
 mod disk_published;
 mod disk_vm;
+mod e2b;
 mod images;
 mod import;
 mod killed;
