@@ -30,7 +30,7 @@ pub(super) const FRAMES: &str = "application/vnd.dsec.frames";
 /// A stream in which nothing happens says so this often.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 /// Most bytes of one frame of input.
-const PIECE_BYTES: usize = 128 << 10;
+pub(super) const PIECE_BYTES: usize = 128 << 10;
 
 /// What an exec is in the agent's words.
 fn spec_of(sandbox: &Sandbox, request: ExecRequest) -> Result<ExecSpec, ApiError> {
@@ -105,7 +105,8 @@ pub(super) async fn start(
     follow(&app, sandbox, link, (exec, pid, ticket), how).await
 }
 
-async fn launch(
+/// Starts an exec in a sandbox; the connection to it and the agent's answer.
+pub(super) async fn launch(
     service: &Arc<Service>,
     sandbox: &Arc<Sandbox>,
     spec: ExecSpec,
@@ -283,7 +284,7 @@ pub(super) async fn finish(
 }
 
 /// The end of an exec whose agent does not speak any more.
-fn lost(service: &Service, sandbox: &Sandbox, error: &str) -> Exit {
+pub(super) fn lost(service: &Service, sandbox: &Sandbox, error: &str) -> Exit {
     let (outcome, message) = match service.reason(sandbox) {
         Some(reason) => (Outcome::SandboxGone, reason),
         None => (Outcome::InfraFailed, error.to_owned()),
