@@ -5,6 +5,7 @@
 
 mod changes;
 mod derive;
+mod mirror;
 
 pub use changes::Changes;
 
