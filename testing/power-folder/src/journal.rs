@@ -54,6 +54,13 @@ pub enum Event {
 }
 
 impl Event {
+    fn is_name(&self) -> bool {
+        matches!(
+            self,
+            Self::Name { .. } | Self::Unname { .. } | Self::Rename { .. }
+        )
+    }
+
     /// The file or folder whose sync makes it last.
     fn of(&self) -> u64 {
         match self {
@@ -136,8 +143,16 @@ pub(crate) fn after(events: &[Event], random: &mut dyn FnMut(u64) -> u64, into: 
             _ => {}
         }
     }
-    // Journals keep the order of names; what has none may not.
-    let in_order = random(2) == 0;
+    // Journals keep the order of names; what has none may not, and may even have the last change alone.
+    let (in_order, last_alone) = match random(3) {
+        0 => (true, false),
+        1 => (false, true),
+        _ => (false, false),
+    };
+    let mut last: HashMap<u64, usize> = HashMap::new();
+    for (number, event) in events.iter().enumerate().filter(|(_, e)| e.is_name()) {
+        last.insert(event.of(), number);
+    }
     let mut ended: HashMap<u64, bool> = HashMap::new();
     let mut found = Found::default();
     for (number, event) in events.iter().enumerate() {
@@ -145,7 +160,13 @@ pub(crate) fn after(events: &[Event], random: &mut dyn FnMut(u64) -> u64, into: 
             found.apply(event, &mut || true);
             continue;
         }
-        let is_name = !matches!(event, Event::Write { .. } | Event::Cut { .. });
+        let is_name = event.is_name();
+        if is_name && last_alone {
+            if last[&event.of()] == number {
+                found.apply(event, &mut || true);
+            }
+            continue;
+        }
         let ended = ended.entry(event.of()).or_default();
         let fate = random(4);
         *ended |= is_name && in_order && fate == 0;
