@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::container::cgroup::Usage;
 use crate::container::protocol::{Exit, TerminalSize};
+use crate::network::policy::Rule;
 
 /// `POST /v1/sandboxes`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -65,8 +66,8 @@ fn container() -> String {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Network {
-    /// Rules; must be empty so far.
-    pub allow: Vec<serde_json::Value>,
+    /// Rules.
+    pub allow: Vec<Rule>,
 }
 
 /// What a sandbox is doing.

@@ -9,6 +9,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::container::backend::Settings;
+use crate::network::{Hosts, Networks};
 use crate::sandboxes::{Packer, Service};
 use crate::server::{self, Keys};
 
@@ -47,6 +48,8 @@ pub struct Config {
     pub api_keys: Option<PathBuf>,
     /// What publishes layers.
     pub packer: Packer,
+    /// A file of names and addresses that rules may use.
+    pub hosts: Option<PathBuf>,
     /// First of the host's ids that sandboxes have.
     pub first_id: u32,
     /// Shells kept ready.
@@ -100,7 +103,12 @@ pub fn run(config: Config) -> Result<(), String> {
         first_id: config.first_id,
         pool: config.pool,
     };
-    let service = Service::start(state, &config.layerd, config.packer, settings)
+    let hosts = match &config.hosts {
+        Some(path) => Hosts::read(path)?,
+        None => Hosts::default(),
+    };
+    let networks = Networks::new(hosts);
+    let service = Service::start(state, &config.layerd, config.packer, networks, settings)
         .map_err(|e| e.to_string())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -115,6 +123,7 @@ pub fn run(config: Config) -> Result<(), String> {
 
 async fn serve(service: &Arc<Service>, keys: Keys, listen: &Listen) -> Result<(), String> {
     let router = server::router(Arc::clone(service), keys);
+    service.open_networks();
     server::take_over(service);
     let looked_after = tokio::spawn(Arc::clone(service).look_after());
     let failed = |e: std::io::Error| format!("cannot listen at {listen:?}: {e}");

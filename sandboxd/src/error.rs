@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::container::backend::BackendError;
 use crate::container::link::LinkError;
 use crate::container::protocol::Failure;
+use crate::network::NetworkError;
 use crate::trajectory::TrajectoryError;
 
 /// What the caller can do about an error.
@@ -97,6 +98,16 @@ impl From<LinkError> for ApiError {
                 Failure::Internal => ErrorKind::InfraFailed,
                 Failure::Forgotten => ErrorKind::UnknownOutcome,
             },
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
+impl From<NetworkError> for ApiError {
+    fn from(error: NetworkError) -> Self {
+        let kind = match &error {
+            NetworkError::Rule(_) => ErrorKind::Invalid,
+            NetworkError::Io { .. } => ErrorKind::InfraFailed,
         };
         Self::new(kind, error.to_string())
     }

@@ -41,6 +41,9 @@ struct Args {
     /// The program that publishes them.
     #[arg(long, value_name = "PATH", default_value = "dsec")]
     dsec: PathBuf,
+    /// Addresses of names that network rules may use, as in /etc/hosts; others are looked up as this host does.
+    #[arg(long, value_name = "FILE")]
+    hosts: Option<PathBuf>,
     /// First of the host's user and group ids that sandboxes have, 65536 each; a multiple of 65536 that nobody else uses.
     #[arg(long, value_name = "ID", default_value_t = 1 << 30)]
     first_id: u32,
@@ -89,6 +92,7 @@ fn main() -> ExitCode {
             program: args.dsec,
             origin: args.origin,
         },
+        hosts: args.hosts,
         first_id: args.first_id,
         pool: args.pool,
     }))

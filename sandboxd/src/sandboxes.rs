@@ -20,6 +20,8 @@ use crate::container::cgroup::{Limits, Usage};
 use crate::error::{ApiError, ErrorKind};
 use crate::ids;
 use crate::layers::{Held, Layers};
+use crate::network::policy::Policy;
+use crate::network::{NetworkError, Networks};
 use crate::store::{Record, Store};
 use crate::trajectory::Trajectory;
 use crate::trajectory::event::Asked;
@@ -127,6 +129,7 @@ pub struct Service {
     layers: Layers,
     store: Store,
     trajectory: Trajectory,
+    networks: Networks,
     state: PathBuf,
     packer: Packer,
     table: Mutex<HashMap<String, Arc<Sandbox>>>,
@@ -154,6 +157,7 @@ impl Service {
         state: PathBuf,
         layerd: &std::path::Path,
         packer: Packer,
+        networks: Networks,
         settings: crate::container::backend::Settings,
     ) -> Result<Arc<Self>, ApiError> {
         let store = Store::open(&state).map_err(disk)?;
@@ -188,6 +192,7 @@ impl Service {
             layers,
             store,
             trajectory,
+            networks,
             state,
             packer,
             table: Mutex::default(),
@@ -403,6 +408,7 @@ impl Service {
         record.info.state = State::Running;
         record.info.ends_ms = record.lifetime_ms.map(|life| now_ms() + life);
         if let Err(error) = self.write_down(&record, asked) {
+            self.networks.close(&id);
             if let Some(place) = &record.place {
                 self.containers.kill(place)?;
             }
@@ -428,13 +434,35 @@ impl Service {
 
     fn place(&self, record: &Record, held: &Held) -> Result<Place, ApiError> {
         let layers: Vec<PathBuf> = held.lowers.iter().chain(&record.frozen).cloned().collect();
-        Ok(self.containers.create(&Plan {
+        let place = self.containers.create(&Plan {
             layers: &layers,
             rw: &self.store.rw(&record.info.id),
             hostname: &record.info.id,
             limits: &record.limits,
             patience: CREATE_PATIENCE,
-        })?)
+        })?;
+        if let Err(error) = self
+            .networks
+            .open(&record.info.id, place.pid, &record.network)
+        {
+            self.containers.kill(&place)?;
+            return Err(error.into());
+        }
+        Ok(place)
+    }
+
+    /// Opens the networks of sandboxes that an earlier daemon made. Within a runtime.
+    pub(crate) fn open_networks(&self) {
+        for sandbox in self.living_sandboxes() {
+            let record = sandbox.record();
+            let Some(place) = &record.place else { continue };
+            let opened = self
+                .networks
+                .open(&record.info.id, place.pid, &record.network);
+            if let Err(error) = opened {
+                tracing::error!(id = record.info.id, %error, "a sandbox that was adopted has no network");
+            }
+        }
     }
 
     /// Ends a sandbox, whatever it is doing.
@@ -457,6 +485,7 @@ impl Service {
         if record.info.state == State::Gone {
             return Ok(());
         }
+        self.networks.close(&record.info.id);
         if let Some(place) = &record.place {
             self.containers.kill(place)?;
         }
@@ -614,15 +643,8 @@ fn plan(project: &str, request: &CreateRequest) -> Result<Record, ApiError> {
             request.backend
         ));
     }
-    if request
-        .network
-        .as_ref()
-        .is_some_and(|n| !n.allow.is_empty())
-    {
-        return invalid(
-            "network rules are not available yet: a sandbox reaches nothing but itself".to_owned(),
-        );
-    }
+    let network = request.network.clone().unwrap_or_default().allow;
+    Policy::new(&network).map_err(NetworkError::from)?;
     let cpus = request.cpus.unwrap_or(CPUS);
     if !(0.01..=1024.0).contains(&cpus) {
         return invalid(format!("`cpus` of {cpus}: 0.01 to 1024 are expected"));
@@ -663,6 +685,7 @@ fn plan(project: &str, request: &CreateRequest) -> Result<Record, ApiError> {
         lifetime_ms: request.timeout.map(ms).transpose()?,
         place: None,
         hold: None,
+        network,
         frozen: Vec::new(),
     })
 }

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::api::{SandboxInfo, State};
 use crate::container::backend::Place;
 use crate::container::cgroup::Limits;
+use crate::network::policy::Rule;
 
 /// Records of ended sandboxes that are kept.
 const ENDED_MAX: usize = 1000;
@@ -41,6 +42,9 @@ pub struct Record {
     pub place: Option<Place>,
     /// The composition it stands on.
     pub hold: Option<PathBuf>,
+    /// What it may reach.
+    #[serde(default)]
+    pub network: Vec<Rule>,
     /// Folders with the changes of its ancestors, lowest first, on top of the layers.
     pub frozen: Vec<PathBuf>,
 }
