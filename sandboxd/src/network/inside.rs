@@ -51,9 +51,8 @@ fn transparent(kind: SockType, at: SocketAddrV4) -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let made = socket(AddressFamily::Inet, kind, flags, None)?;
     setsockopt(&made, IpTransparent, &true)?;
-    if at.port() != 0 {
-        setsockopt(&made, ReuseAddr, &true)?;
-    }
+    // Connections have the port that they were made to, and must not keep it from the sandbox's own servers.
+    setsockopt(&made, ReuseAddr, &true)?;
     bind(
         std::os::fd::AsRawFd::as_raw_fd(&made),
         &SockaddrIn::from(at),

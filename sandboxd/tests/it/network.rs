@@ -44,7 +44,7 @@ fn echo(socket: UdpSocket) -> Arc<AtomicUsize> {
         let mut buffer = [0; 2048];
         while let Ok((len, from)) = socket.recv_from(&mut buffer) {
             counted.fetch_add(1, Ordering::SeqCst);
-            socket.send_to(&buffer[..len], from).unwrap();
+            socket.send_to(buffer.get(..len).unwrap(), from).unwrap();
         }
     });
     count
