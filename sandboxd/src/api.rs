@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::container::cgroup::Usage;
 use crate::container::protocol::{Exit, TerminalSize};
+use crate::disk::Disk;
 use crate::network::policy::Rule;
 
 /// `POST /v1/sandboxes`.
@@ -38,6 +39,9 @@ pub struct CreateRequest {
     /// Processes and threads.
     #[serde(default)]
     pub pids: Option<u32>,
+    /// MiB of disk. Without it the daemon's default, which may be no limit.
+    #[serde(default)]
+    pub disk_mb: Option<u64>,
     /// What it may reach. Nothing but itself, without it.
     #[serde(default)]
     pub network: Option<Network>,
@@ -109,6 +113,9 @@ pub struct SandboxInfo {
     pub request_id: Option<String>,
     /// The sandbox it was forked from.
     pub parent: Option<String>,
+    /// Its disk limit, and what keeps it.
+    #[serde(default)]
+    pub disk: Option<Disk>,
 }
 
 /// `GET /v1/sandboxes`.

@@ -9,7 +9,7 @@ pub mod backend;
 pub mod cgroup;
 mod child;
 pub mod files;
-mod fs;
+pub(crate) mod fs;
 mod launcher;
 pub mod link;
 mod message;

@@ -50,6 +50,8 @@ pub struct Config {
     pub packer: Packer,
     /// A file of names and addresses that rules may use.
     pub hosts: Option<PathBuf>,
+    /// Disk limit of sandboxes that ask for none, in MiB.
+    pub disk_mb: Option<u64>,
     /// First of the host's ids that sandboxes have.
     pub first_id: u32,
     /// Shells kept ready.
@@ -108,7 +110,8 @@ pub fn run(config: Config) -> Result<(), String> {
         None => Hosts::default(),
     };
     let networks = Networks::new(hosts);
-    let service = Service::start(state, &config.layerd, config.packer, networks, settings)
+    let (packer, disk_mb) = (config.packer, config.disk_mb);
+    let service = Service::start(state, &config.layerd, packer, networks, disk_mb, settings)
         .map_err(|e| e.to_string())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::container::backend::BackendError;
 use crate::container::link::LinkError;
 use crate::container::protocol::Failure;
+use crate::disk::DiskError;
 use crate::network::NetworkError;
 use crate::trajectory::TrajectoryError;
 
@@ -98,6 +99,18 @@ impl From<LinkError> for ApiError {
                 Failure::Internal => ErrorKind::InfraFailed,
                 Failure::Forgotten => ErrorKind::UnknownOutcome,
             },
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
+impl From<DiskError> for ApiError {
+    fn from(error: DiskError) -> Self {
+        let full = matches!(&error, DiskError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull);
+        let kind = match (&error, full) {
+            (_, true) => ErrorKind::Exhausted,
+            (DiskError::NoDevice, _) => ErrorKind::Unavailable,
+            _ => ErrorKind::InfraFailed,
         };
         Self::new(kind, error.to_string())
     }

@@ -6,6 +6,7 @@
 pub mod api;
 pub mod container;
 pub mod daemon;
+pub mod disk;
 pub mod error;
 mod ids;
 pub mod layers;

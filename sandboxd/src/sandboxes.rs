@@ -5,6 +5,7 @@
 
 mod changes;
 mod derive;
+mod plan;
 
 pub use changes::Changes;
 
@@ -16,12 +17,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::api::{CreateRequest, SandboxInfo, State};
 use crate::container::backend::{Containers, Place, Plan};
-use crate::container::cgroup::{Limits, Usage};
+use crate::container::cgroup::Usage;
+use crate::disk::Disks;
 use crate::error::{ApiError, ErrorKind};
-use crate::ids;
 use crate::layers::{Held, Layers};
-use crate::network::policy::Policy;
-use crate::network::{NetworkError, Networks};
+use crate::network::Networks;
 use crate::store::{Record, Store};
 use crate::trajectory::Trajectory;
 use crate::trajectory::event::Asked;
@@ -32,9 +32,6 @@ const CREATE_PATIENCE: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(200);
 /// Ticks between two looks at what layerd still has to hold.
 const TICKS_TO_TIDY: u32 = 25;
-const MEMORY_MB: u64 = 4096;
-const CPUS: f64 = 4.0;
-const PIDS: u32 = 4096;
 
 /// Milliseconds since 1970.
 pub(crate) fn now_ms() -> u64 {
@@ -59,7 +56,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
     done.unwrap_or_else(|e| Err(ApiError::new(ErrorKind::InfraFailed, e.to_string())))
 }
 
-fn disk(error: std::io::Error) -> ApiError {
+fn on_disk(error: std::io::Error) -> ApiError {
     let kind = match error.kind() {
         std::io::ErrorKind::StorageFull => ErrorKind::Exhausted,
         _ => ErrorKind::InfraFailed,
@@ -130,8 +127,11 @@ pub struct Service {
     store: Store,
     trajectory: Trajectory,
     networks: Networks,
+    disks: Disks,
     state: PathBuf,
     packer: Packer,
+    /// Disk limit of sandboxes that ask for none.
+    disk_mb: Option<u64>,
     table: Mutex<HashMap<String, Arc<Sandbox>>>,
     /// One lock a request id that is being worked on.
     requests: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
@@ -158,16 +158,17 @@ impl Service {
         layerd: &std::path::Path,
         packer: Packer,
         networks: Networks,
+        disk_mb: Option<u64>,
         settings: crate::container::backend::Settings,
     ) -> Result<Arc<Self>, ApiError> {
-        let store = Store::open(&state).map_err(disk)?;
+        let store = Store::open(&state).map_err(on_disk)?;
         // Copies that an earlier run was packing: whoever asked has no answer and asks again.
         match std::fs::remove_dir_all(state.join("packing")) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(disk(e)),
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(on_disk(e)),
             _ => {}
         }
         let trajectory = Trajectory::open(&state.join("trajectory"))?;
-        let records = store.all().map_err(disk)?;
+        let records = store.all().map_err(on_disk)?;
         for id in trajectory.sandboxes()? {
             if !records.iter().any(|record| record.info.id == id) {
                 trajectory.forget(&id)?;
@@ -193,8 +194,10 @@ impl Service {
             store,
             trajectory,
             networks,
+            disks: Disks::new(&state.join("disks")),
             state,
             packer,
+            disk_mb,
             table: Mutex::default(),
             requests: Mutex::default(),
             forking: Mutex::default(),
@@ -227,7 +230,7 @@ impl Service {
             None => {
                 self.end(&sandbox, "the daemon ended while it was being made")?;
                 self.table().remove(&id);
-                self.store.remove(&id).map_err(disk)?;
+                self.store.remove(&id).map_err(on_disk)?;
                 Ok(self.trajectory.forget(&id)?)
             }
         }
@@ -341,7 +344,7 @@ impl Service {
         project: &str,
         request: CreateRequest,
     ) -> Result<SandboxInfo, ApiError> {
-        let record = plan(project, &request)?;
+        let record = plan::plan(project, &request, self.disk_mb)?;
         let asked = Asked {
             method: "POST".to_owned(),
             path: String::new(),
@@ -397,11 +400,11 @@ impl Service {
         };
         record.info.layers.clone_from(&held.layers);
         record.hold = Some(held.mountpoint.clone());
-        self.store.put(&record).map_err(disk)?;
+        self.store.put(&record).map_err(on_disk)?;
         match self.place(&record, &held) {
             Ok(place) => record.place = Some(place),
             Err(error) => {
-                self.store.remove(&id).map_err(disk)?;
+                self.store.remove(&id).map_err(on_disk)?;
                 return Err(error);
             }
         }
@@ -412,7 +415,7 @@ impl Service {
             if let Some(place) = &record.place {
                 self.containers.kill(place)?;
             }
-            self.store.remove(&id).map_err(disk)?;
+            self.store.remove(&id).map_err(on_disk)?;
             self.trajectory.forget(&id)?;
             return Err(error);
         }
@@ -429,10 +432,15 @@ impl Service {
         let request_id = record.info.request_id.as_deref().unwrap_or("create");
         let reply = serde_json::to_value(&record.info).unwrap_or_default();
         self.trajectory.add(id, request_id, asked, reply)?;
-        self.store.put(record).map_err(disk)
+        self.store.put(record).map_err(on_disk)
     }
 
     fn place(&self, record: &Record, held: &Held) -> Result<Place, ApiError> {
+        if let Some(disk) = &record.info.disk {
+            let id = &record.info.id;
+            self.disks
+                .attach(disk, &self.store.image(id), &self.store.rw(id))?;
+        }
         let layers: Vec<PathBuf> = held.lowers.iter().chain(&record.frozen).cloned().collect();
         let place = self.containers.create(&Plan {
             layers: &layers,
@@ -489,11 +497,11 @@ impl Service {
         if let Some(place) = &record.place {
             self.containers.kill(place)?;
         }
-        self.store.remove_rw(&record.info.id).map_err(disk)?;
+        self.store.remove_rw(&record.info.id).map_err(on_disk)?;
         record.info.state = State::Gone;
         record.info.reason = Some(reason.to_owned());
         record.frozen.clear();
-        self.store.put(&record).map_err(disk)?;
+        self.store.put(&record).map_err(on_disk)?;
         self.trajectory.ended(&record.info.id, reason)?;
         tracing::info!(id = record.info.id, reason, "ended");
         *sandbox.lock() = record;
@@ -541,7 +549,7 @@ impl Service {
                     service.containers.resume(&place)?;
                 }
                 record.info.state = to;
-                service.store.put(&record).map_err(disk)?;
+                service.store.put(&record).map_err(on_disk)?;
                 *sandbox.lock() = record;
             }
             Ok(sandbox.info())
@@ -579,7 +587,7 @@ impl Service {
         let mut record = sandbox.record();
         living(&record)?;
         record.info.ends_ms = timeout.map(ms).transpose()?.map(|ms| now_ms() + ms);
-        self.store.put(&record).map_err(disk)?;
+        self.store.put(&record).map_err(on_disk)?;
         *sandbox.lock() = record;
         Ok(sandbox.info())
     }
@@ -632,60 +640,4 @@ fn living(record: &Record) -> Result<Place, ApiError> {
             Err(ApiError::new(ErrorKind::SandboxGone, message))
         }
     }
-}
-
-/// The record of a sandbox that is asked for.
-fn plan(project: &str, request: &CreateRequest) -> Result<Record, ApiError> {
-    let invalid = |message: String| Err(ApiError::new(ErrorKind::Invalid, message));
-    if request.backend != "container" {
-        return invalid(format!(
-            "backend `{}` is not one of: container",
-            request.backend
-        ));
-    }
-    let network = request.network.clone().unwrap_or_default().allow;
-    Policy::new(&network).map_err(NetworkError::from)?;
-    let cpus = request.cpus.unwrap_or(CPUS);
-    if !(0.01..=1024.0).contains(&cpus) {
-        return invalid(format!("`cpus` of {cpus}: 0.01 to 1024 are expected"));
-    }
-    let memory_mb = request.memory_mb.unwrap_or(MEMORY_MB);
-    if !(4..=16 << 20).contains(&memory_mb) {
-        return invalid(format!(
-            "`memory_mb` of {memory_mb}: 4 to 16777216 are expected"
-        ));
-    }
-    let refs = std::iter::once(&request.base)
-        .chain(&request.workspace)
-        .chain(&request.toolkits);
-    Ok(Record {
-        info: SandboxInfo {
-            id: format!("sb-{}", ids::random()),
-            state: State::Creating,
-            reason: None,
-            backend: request.backend.clone(),
-            refs: refs.cloned().collect(),
-            layers: Vec::new(),
-            created_ms: now_ms(),
-            ends_ms: None,
-            metadata: request.metadata.clone(),
-            request_id: request.request_id.clone(),
-            parent: None,
-        },
-        project: project.to_owned(),
-        limits: Limits {
-            memory_bytes: memory_mb << 20,
-            cpus,
-            pids: request.pids.unwrap_or(PIDS),
-        },
-        envs: request.envs.clone(),
-        user: request.user.clone().unwrap_or_default(),
-        cwd: request.cwd.clone().unwrap_or_default(),
-        idle_ms: request.idle_timeout.map(ms).transpose()?,
-        lifetime_ms: request.timeout.map(ms).transpose()?,
-        place: None,
-        hold: None,
-        network,
-        frozen: Vec::new(),
-    })
 }

@@ -78,6 +78,11 @@ impl Store {
         self.folder(id).join("rw")
     }
 
+    /// The file that a sandbox's disk is in, if it has a limit.
+    pub fn image(&self, id: &str) -> PathBuf {
+        self.folder(id).join("disk.ext4")
+    }
+
     /// Writes a record.
     ///
     /// # Errors
@@ -96,6 +101,7 @@ impl Store {
     /// # Errors
     /// What the disk says; that nothing is there is none.
     pub fn remove(&self, id: &str) -> io::Result<()> {
+        crate::disk::detach(&self.rw(id))?;
         gone_already(fs::remove_dir_all(self.folder(id)))
     }
 
@@ -104,6 +110,8 @@ impl Store {
     /// # Errors
     /// What the disk says; that nothing is there is none.
     pub fn remove_rw(&self, id: &str) -> io::Result<()> {
+        crate::disk::detach(&self.rw(id))?;
+        gone_already(fs::remove_file(self.image(id)))?;
         gone_already(fs::remove_dir_all(self.rw(id)))
     }
 

@@ -36,6 +36,9 @@ pub(crate) struct MakeArgs {
     /// Processors' worth of time.
     #[arg(long, value_name = "N")]
     cpus: Option<f64>,
+    /// MiB of disk.
+    #[arg(long, value_name = "MIB")]
+    disk_mb: Option<u64>,
     /// Something that it may reach, `ADDRESS|RANGE|NAME:PORT[/udp]`; can be given several times. Without it: nothing.
     #[arg(long, value_name = "TO:PORT", value_parser = parse_rule)]
     allow: Vec<Value>,
@@ -71,7 +74,7 @@ impl MakeArgs {
             "base": self.base, "workspace": self.workspace, "toolkits": self.toolkit,
             "memory_mb": self.memory_mb, "cpus": self.cpus, "envs": envs,
             "user": self.user, "cwd": self.cwd, "timeout": lifetime,
-            "network": {"allow": self.allow},
+            "network": {"allow": self.allow}, "disk_mb": self.disk_mb,
         })
     }
 }

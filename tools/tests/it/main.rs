@@ -24,6 +24,7 @@ mod import;
 mod killed;
 mod logins;
 mod same_name;
+mod sandbox_disk;
 mod sandboxes;
 mod seaweed;
 mod served;
