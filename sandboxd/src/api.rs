@@ -62,6 +62,30 @@ pub struct CreateRequest {
     pub request_id: Option<String>,
 }
 
+impl CreateRequest {
+    /// A sandbox of one layer.
+    pub(crate) fn of(base: String) -> Self {
+        Self {
+            base,
+            workspace: None,
+            toolkits: Vec::new(),
+            backend: container(),
+            timeout: None,
+            idle_timeout: None,
+            memory_mb: None,
+            cpus: None,
+            pids: None,
+            disk_mb: None,
+            network: None,
+            envs: BTreeMap::new(),
+            user: None,
+            cwd: None,
+            metadata: BTreeMap::new(),
+            request_id: None,
+        }
+    }
+}
+
 fn container() -> String {
     "container".to_owned()
 }

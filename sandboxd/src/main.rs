@@ -10,6 +10,7 @@ use clap::Parser;
 use sandboxd::container::spawner;
 use sandboxd::daemon::{self, Config, Listen};
 use sandboxd::sandboxes::Packer;
+use sandboxd::server::ForE2b;
 use tracing_subscriber::EnvFilter;
 
 /// Runs sandboxes composed of layers.
@@ -32,9 +33,16 @@ struct Args {
     /// Folder for records and for what sandboxes write. Not on a file system that is a layer itself.
     #[arg(long, value_name = "DIR")]
     state: PathBuf,
-    /// File of API keys: lines of `KEY PROJECT`.
+    /// File of API keys: lines of `HASH PROJECT`, as `dsec sandbox new-key` writes them. Without it everybody who can connect
+    /// may do everything.
     #[arg(long, value_name = "FILE")]
     api_keys: Option<PathBuf>,
+    /// What the host names of sandboxes' ports end with, for clients of E2B: `PORT-ID.DOMAIN`.
+    #[arg(long, value_name = "DOMAIN")]
+    domain: Option<String>,
+    /// What E2B's default template `base` stands for: `base[+workspace][+toolkit]...`.
+    #[arg(long, value_name = "REFS")]
+    e2b_template: Option<String>,
     /// Where packed layers are published: `dir:/path`, `s3://…` or `oci://…`.
     #[arg(long, value_name = "ORIGIN")]
     origin: Option<String>,
@@ -91,6 +99,10 @@ fn main() -> ExitCode {
         listen: args.listen,
         state: args.state,
         api_keys: args.api_keys,
+        e2b: ForE2b {
+            domain: args.domain,
+            template: args.e2b_template,
+        },
         packer: Packer {
             program: args.dsec,
             origin: args.origin,

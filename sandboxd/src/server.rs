@@ -1,5 +1,6 @@
 //! The HTTP API: who asks, what for, and the answer. No decisions are made here.
 
+mod e2b;
 mod ended;
 mod execs;
 mod files;
@@ -8,9 +9,8 @@ mod trajectory;
 
 pub(crate) use ended::take_over;
 
-use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::path::{Path as FilePath, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::extract::{FromRef, FromRequestParts, Path, State};
@@ -25,51 +25,15 @@ use crate::api::{
     TimeoutRequest, UsageReply,
 };
 use crate::error::{ApiError, ErrorKind};
+use crate::keys::Keys;
 use crate::sandboxes::{Sandbox, Service};
-
-/// Who may ask: keys and the project that each stands for.
-#[derive(Debug, Clone, Default)]
-pub struct Keys {
-    projects: HashMap<String, String>,
-}
-
-impl Keys {
-    /// Reads a file of lines `KEY PROJECT`; empty lines and those that begin with `#` say nothing.
-    ///
-    /// # Errors
-    /// When it cannot be read or a line is not of that form.
-    pub fn read(path: &FilePath) -> Result<Self, String> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|e| format!("cannot read `{}`: {e}", path.display()))?;
-        let mut projects = HashMap::new();
-        for (number, line) in text.lines().enumerate() {
-            let line = line.trim();
-            if line.is_empty() || line.starts_with('#') {
-                continue;
-            }
-            let Some((key, project)) = line.split_once(char::is_whitespace) else {
-                let number = number + 1;
-                return Err(format!(
-                    "`{}` line {number}: `KEY PROJECT` is expected",
-                    path.display()
-                ));
-            };
-            projects.insert(key.to_owned(), project.trim().to_owned());
-        }
-        Ok(Self { projects })
-    }
-
-    /// Whether anybody may ask.
-    pub fn open_to_all(&self) -> bool {
-        self.projects.is_empty()
-    }
-}
 
 /// What every handler needs.
 #[derive(Debug, Clone)]
 pub(crate) struct App {
     service: Arc<Service>,
     keys: Arc<Keys>,
+    e2b: Arc<e2b::Settings>,
 }
 
 impl FromRef<App> for Arc<Service> {
@@ -86,19 +50,7 @@ impl FromRequestParts<App> for Project {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
-        if app.keys.open_to_all() {
-            return Ok(Self("default".to_owned()));
-        }
-        let header = |name: &str| parts.headers.get(name).and_then(|v| v.to_str().ok());
-        let bearer = header("authorization").and_then(|v| v.strip_prefix("Bearer "));
-        let key = bearer.or_else(|| header("x-api-key")).unwrap_or_default();
-        match app.keys.projects.get(key) {
-            Some(project) => Ok(Self(project.clone())),
-            None => Err(ApiError::new(
-                ErrorKind::Unauthenticated,
-                "an API key is needed: `Authorization: Bearer KEY` (clients read DSEC_API_KEY)",
-            )),
-        }
+        app.keys.project_of(&parts.headers).map(Self)
     }
 }
 
@@ -110,9 +62,14 @@ impl IntoResponse for ApiError {
             Json(&self),
         )
             .into_response();
-        if self.kind == ErrorKind::Unavailable {
-            let headers = response.headers_mut();
-            headers.insert("retry-after", axum::http::HeaderValue::from_static("1"));
+        let told = match self.kind {
+            ErrorKind::Unavailable => Some(("retry-after", "1")),
+            ErrorKind::Unauthenticated => Some(("www-authenticate", "Bearer")),
+            _ => None,
+        };
+        if let Some((name, value)) = told {
+            let value = axum::http::HeaderValue::from_static(value);
+            response.headers_mut().insert(name, value);
         }
         response
     }
@@ -137,14 +94,42 @@ impl<T: serde::de::DeserializeOwned> axum::extract::FromRequest<App> for Asked<T
     }
 }
 
-/// All routes.
-pub fn router(service: Arc<Service>, keys: Keys) -> Router {
+/// What is told to clients of E2B.
+#[derive(Debug, Clone, Default)]
+pub struct ForE2b {
+    /// What host names of ports end with: `PORT-ID.DOMAIN`.
+    pub domain: Option<String>,
+    /// What the template `base` stands for.
+    pub template: Option<String>,
+}
+
+/// All routes; `state` is the folder for what must be the same after a restart.
+///
+/// # Errors
+/// When the secret of the state folder cannot be read or made.
+pub fn router(
+    service: Arc<Service>,
+    keys: Keys,
+    state: &std::path::Path,
+    e2b: ForE2b,
+) -> std::io::Result<Router> {
     let app = App {
         service,
         keys: Arc::new(keys),
+        e2b: Arc::new(e2b::Settings::open(state, e2b.domain, e2b.template)?),
     };
+    Ok(native(&app)
+        .merge(e2b::router())
+        .fallback(|| async { ApiError::new(ErrorKind::NotFound, "no such path in this API") })
+        .layer(axum::middleware::from_fn_with_state(
+            app.clone(),
+            e2b::by_host,
+        ))
+        .with_state(app))
+}
+
+fn native(app: &App) -> Router<App> {
     Router::new()
-        .route("/health", get(|| async { StatusCode::NO_CONTENT }))
         .route("/metrics", get(metrics))
         .route("/v1/sandboxes", post(create).get(list))
         .route("/v1/sandboxes/{id}", get(show).delete(kill))
@@ -192,8 +177,6 @@ pub fn router(service: Arc<Service>, keys: Keys) -> Router {
             app.clone(),
             recorded::layer,
         ))
-        .fallback(|| async { ApiError::new(ErrorKind::NotFound, "no such path in this API") })
-        .with_state(app)
 }
 
 /// The sandbox of a path, if it is the caller's.

@@ -4,6 +4,7 @@
 //! DISK/disk.json           the layers, bottom to top, and the size: replaced atomically
 //! DISK/lock                held by whoever has the disk open
 //! DISK/NAME.data, .index   pairs
+//! DISK/NAME.recent0, 1     what a pair has not flushed, while the disk is open
 //! DISK/NAME.lsmt           sealed layers of this disk
 //! DISK/lowers/             where published layers are mounted that the disk lies on
 //! ```
@@ -29,7 +30,7 @@ use super::stack::{LAYERS_MAX, Stack};
 pub use super::state::{DiskState, Lower, open_lower, read_state};
 use super::state::{
     FORMAT, STATE, create_pair, file_name, header_of, is_disk, open_pair, pair_paths, random_uuid,
-    remove_leftovers, take_lock, write_state,
+    remove_leftovers, remove_recent, take_lock, write_state,
 };
 use crate::format::FormatError;
 use crate::format::overlaybd::SECTOR;
@@ -133,6 +134,7 @@ fn finish(
 ) -> Result<(), DiskError> {
     let top = format!("w{number}");
     create_pair(folder, &top, virtual_size, parent)?;
+    remove_recent(folder, &top).map_err(DiskError::io("clean", &file_name(folder)))?;
     let state = DiskState {
         format: FORMAT,
         virtual_size,
@@ -458,6 +460,17 @@ impl Drop for DiskFolder {
         // Whoever needs to know that it worked flushes before closing.
         if let Err(error) = self.disk.flush() {
             tracing::error!(disk = %self.folder.display(), %error, "what was not flushed is lost");
+            return;
+        }
+        let state = self.state();
+        let pairs = state.layers.iter().filter_map(|lower| match lower {
+            Lower::Pair(name) => Some(name),
+            Lower::Lsmt(_) | Lower::Raw(_) | Lower::Published { .. } => None,
+        });
+        for name in pairs.chain([&state.top]) {
+            if let Err(error) = remove_recent(&self.folder, name) {
+                tracing::warn!(disk = %self.folder.display(), %error, "side files stay");
+            }
         }
     }
 }

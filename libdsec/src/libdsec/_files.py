@@ -6,7 +6,7 @@ import http.client
 import io
 import tarfile
 from dataclasses import dataclass
-from typing import IO, Any, Iterator, List, Optional, TYPE_CHECKING, Union
+from typing import IO, Any, Iterator, List, Mapping, Optional, TYPE_CHECKING, Union
 
 from ._commands import Data
 from ._errors import FileNotFoundException, NotFoundException, UnavailableException
@@ -26,8 +26,15 @@ class EntryInfo:
     mode: int
     uid: int
     gid: int
+    owner: str
+    group: str
     modified: int
     symlink_target: Optional[str] = None
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> "EntryInfo":
+        """From a reply; what a newer daemon adds is left out."""
+        return cls(**{name: body.get(name) for name in cls.__dataclass_fields__})  # type: ignore[arg-type]
 
 
 class Files:
@@ -99,11 +106,11 @@ class Files:
     def list(self, path: str, depth: int = 1) -> List[EntryInfo]:
         """A folder's entries."""
         found = self._json("GET", "/files/list", path=path, depth=depth)
-        return [EntryInfo(**entry) for entry in found["entries"]]
+        return [EntryInfo.of(entry) for entry in found["entries"]]
 
     def get_info(self, path: str) -> EntryInfo:
         """One entry; a link itself, not what it leads to."""
-        return EntryInfo(**self._json("GET", "/files/stat", path=path)["entries"][0])
+        return EntryInfo.of(self._json("GET", "/files/stat", path=path)["entries"][0])
 
     def exists(self, path: str) -> bool:
         """Whether something is there."""

@@ -52,7 +52,7 @@ pub struct ExecSpec {
     pub argv: Vec<String>,
     /// The whole environment.
     pub env: BTreeMap<String, String>,
-    /// Working directory.
+    /// Working directory; `~` is the user's home, and `/` where that is missing.
     pub cwd: String,
     /// `user`, `user:group`, or numbers.
     pub user: String,
@@ -125,7 +125,25 @@ pub enum Request {
     Files {
         /// What.
         request: super::files::FileRequest,
+        /// As whom, from whose home; without one as root, from `/`.
+        #[serde(default)]
+        user: Option<String>,
     },
+    /// Connect to a port of the sandbox's loopback; the answer brings the connection as a descriptor.
+    Dial {
+        /// Which.
+        port: u16,
+    },
+}
+
+impl Request {
+    /// Work on files as root.
+    pub fn files(request: super::files::FileRequest) -> Self {
+        Self::Files {
+            request,
+            user: None,
+        }
+    }
 }
 
 /// What the agent says to a request.

@@ -157,6 +157,19 @@ impl Service {
                 request.name
             )));
         };
+        let plain = |part: &&str| {
+            part.len() <= 128
+                && part.starts_with(|c: char| c.is_ascii_alphanumeric())
+                && part
+                    .chars()
+                    .all(|c| c.is_ascii_alphanumeric() || "._+-".contains(c))
+        };
+        if ![axis, name, version].iter().all(plain) {
+            return Err(invalid(format!(
+                "`{}`: axis, name and version are made of letters, digits, `.`, `_`, `+` and `-`, 128 at most, and begin with a letter or digit",
+                request.name
+            )));
+        }
         // What its ancestors changed belongs to it too; a child's whiteouts must win over them.
         if !record.frozen.is_empty() {
             return Err(ApiError::new(

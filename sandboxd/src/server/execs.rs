@@ -30,7 +30,7 @@ pub(super) const FRAMES: &str = "application/vnd.dsec.frames";
 /// A stream in which nothing happens says so this often.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 /// Most bytes of one frame of input.
-const PIECE_BYTES: usize = 128 << 10;
+pub(super) const PIECE_BYTES: usize = 128 << 10;
 
 /// Most bytes of a body that are read for nothing, so that its sender sees why.
 const DRAIN_BYTES_MAX: usize = 256 << 20;
@@ -108,7 +108,8 @@ pub(super) async fn start(
     follow(&app, sandbox, link, (exec, pid, ticket), how).await
 }
 
-async fn launch(
+/// Starts an exec in a sandbox; the connection to it and the agent's answer.
+pub(super) async fn launch(
     service: &Arc<Service>,
     sandbox: &Arc<Sandbox>,
     spec: ExecSpec,
@@ -286,7 +287,7 @@ pub(super) async fn finish(
 }
 
 /// The end of an exec whose agent does not speak any more.
-fn lost(service: &Service, sandbox: &Sandbox, error: &str) -> Exit {
+pub(super) fn lost(service: &Service, sandbox: &Sandbox, error: &str) -> Exit {
     let (outcome, message) = match service.reason(sandbox) {
         Some(reason) => (Outcome::SandboxGone, reason),
         None => (Outcome::InfraFailed, error.to_owned()),

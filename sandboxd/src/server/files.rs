@@ -72,7 +72,7 @@ async fn ask(
 ) -> Result<FileReply, ApiError> {
     let (_, socket) = agent(app, project, id).await?;
     let mut link = Link::connect(&socket).await?;
-    match link.request(&Request::Files { request }).await? {
+    match link.request(&Request::files(request)).await? {
         Answer::Files { reply } => Ok(reply),
         other => Err(unexpected(&other)),
     }
@@ -177,8 +177,17 @@ async fn download(
     kind: &'static str,
 ) -> Result<Response, ApiError> {
     let (_, socket) = agent(app, project, id).await?;
-    let mut link = Link::connect(&socket).await?;
-    match link.request(&Request::Files { request }).await? {
+    download_from(&socket, &Request::files(request), kind).await
+}
+
+/// The same of an agent.
+pub(super) async fn download_from(
+    socket: &std::path::Path,
+    request: &Request,
+    kind: &'static str,
+) -> Result<Response, ApiError> {
+    let mut link = Link::connect(socket).await?;
+    match link.request(request).await? {
         Answer::Ok | Answer::Files { .. } => {}
         other => return Err(unexpected(&other)),
     }
@@ -232,7 +241,7 @@ async fn upload(
 ) -> Result<Json<Written>, ApiError> {
     let (_, socket) = agent(app, project, id).await?;
     let mut link = Link::connect(&socket).await?;
-    let payload = serde_json::to_vec(&Request::Files { request })
+    let payload = serde_json::to_vec(&Request::files(request))
         .map_err(|e| ApiError::new(ErrorKind::InfraFailed, e.to_string()))?;
     link.send(kind::REQUEST, &payload).await?;
     // If it breaks off, the link goes without its end frame, and nothing is put in place.

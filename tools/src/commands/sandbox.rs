@@ -2,10 +2,11 @@
 
 pub(crate) mod follow;
 pub(crate) mod http;
+mod keys;
 
 use std::fs::File;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
@@ -172,6 +173,14 @@ pub(crate) enum SandboxCommand {
     },
     /// Show what sandboxes use.
     Top,
+    /// Make an API key, and the line that lets it in (`sandboxd --api-keys FILE`). The key is shown once and kept nowhere.
+    NewKey {
+        /// Whose: a project sees its own sandboxes only.
+        project: String,
+        /// Add the line to this file (it is made, for its owner alone); without it, the line goes to standard error.
+        #[arg(long, value_name = "FILE")]
+        file: Option<PathBuf>,
+    },
 }
 
 /// Runs something that waits for a daemon.
@@ -248,6 +257,7 @@ async fn carry_out(client: &Client, command: &SandboxCommand) -> Result<ExitCode
         }
         SandboxCommand::Logs { id, exec } => return logs(client, id, exec.as_deref()).await,
         SandboxCommand::Top => top(client).await?,
+        SandboxCommand::NewKey { project, file } => keys::make(project, file.as_deref())?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::sandboxes::{Sandboxd, until};
+use crate::sandboxd::{Sandboxd, until};
 use crate::world::World;
 
 /// Loop devices that show a file below `folder`.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::sandboxes::Sandboxd;
+use crate::sandboxd::Sandboxd;
 use crate::world::World;
 
 /// Random enough for moments; the same for the same seed.

@@ -1,11 +1,11 @@
 //! What the daemon can ask an agent: each request, and who carries it out.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
-use super::super::files;
 use super::super::protocol::{Answer, ExecSpec, Failure, Request, kind};
 use super::super::shell;
+use super::super::{dial, files};
 use super::connection::Role;
 use super::exec::winsize;
 use super::{Agent, RUNNING_MAX};
@@ -66,7 +66,14 @@ impl Agent {
                 };
                 self.answer_io(serial, done);
             }
-            Request::Files { request } => self.files(serial, &request),
+            Request::Files { request, user } => {
+                self.work_apart(serial, |socket, input| {
+                    files::serve(socket, input, &request, user.as_deref())
+                });
+            }
+            Request::Dial { port } => {
+                self.work_apart(serial, |socket, _| dial::serve(&socket, port))
+            }
         }
     }
 
@@ -266,8 +273,8 @@ impl Agent {
         }
     }
 
-    /// Hands a connection to a process of its own that works on files and may block.
-    fn files(&mut self, serial: u64, request: &files::FileRequest) {
+    /// Hands a connection to a process of its own that may block.
+    fn work_apart(&mut self, serial: u64, work: impl FnOnce(OwnedFd, Vec<u8>) -> io::Result<()>) {
         if !self.assigned {
             let message = "this sandbox has no root file system yet".to_owned();
             return self.fail(serial, Failure::Invalid, message, 0);
@@ -281,7 +288,7 @@ impl Agent {
                 let alone = sys::close_all_but(connection.socket.as_fd());
                 let done = alone
                     .and_then(|()| connection.socket.try_clone())
-                    .and_then(|socket| files::serve(socket, input, request));
+                    .and_then(|socket| work(socket, input));
                 sys::exit_now(i32::from(done.is_err()));
             }
             Ok(Cloned::Parent { .. }) => self.hang_up(serial),
