@@ -214,12 +214,17 @@ class LibdsecTests(unittest.TestCase):
                 memory_limit_mb=256,
                 cpu_cores_limit=1,
                 ttl_running_stop=60,
-                network_rules={"npm": False},
+                network_rules={"npm": False, "pypi": True},
                 init_user="root",
             )
             sandbox = client.run_container(args, timeout=120)
             self.assertEqual(sandbox.run_shell("echo $((6 * 7))").stdout, "42\n")
             sandbox.stop()
+            created = next(sandbox.sandbox.trajectory())["body"]
+            names = [rule["to"] for rule in created["network"]["allow"]]
+            self.assertEqual(names, ["pypi.org", "files.pythonhosted.org"])
+            with self.assertRaises(libdsec.InvalidArgumentException):
+                client.run_container(DSecContainerRunArgs("mini:1", network_rules={"github": True}))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::container::backend::BackendError;
 use crate::container::link::LinkError;
 use crate::container::protocol::Failure;
+use crate::disk::DiskError;
+use crate::network::NetworkError;
 use crate::trajectory::TrajectoryError;
 
 /// What the caller can do about an error.
@@ -97,6 +99,28 @@ impl From<LinkError> for ApiError {
                 Failure::Internal => ErrorKind::InfraFailed,
                 Failure::Forgotten => ErrorKind::UnknownOutcome,
             },
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
+impl From<DiskError> for ApiError {
+    fn from(error: DiskError) -> Self {
+        let full = matches!(&error, DiskError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull);
+        let kind = match (&error, full) {
+            (_, true) => ErrorKind::Exhausted,
+            (DiskError::NoDevice, _) => ErrorKind::Unavailable,
+            _ => ErrorKind::InfraFailed,
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
+impl From<NetworkError> for ApiError {
+    fn from(error: NetworkError) -> Self {
+        let kind = match &error {
+            NetworkError::Rule(_) => ErrorKind::Invalid,
+            NetworkError::Io { .. } => ErrorKind::InfraFailed,
         };
         Self::new(kind, error.to_string())
     }

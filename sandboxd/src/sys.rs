@@ -4,6 +4,8 @@
     reason = "the C library and rustix have no safe interface for these calls"
 )]
 
+pub(crate) mod loops;
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 

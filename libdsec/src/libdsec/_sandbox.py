@@ -28,6 +28,8 @@ class SandboxInfo:
     metadata: Dict[str, str]
     request_id: Optional[str]
     parent: Optional[str]
+    #: Its disk limit: ``mib``, ``inodes``, and ``by``, what keeps it.
+    disk: Optional[Dict[str, Any]]
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> "SandboxInfo":
@@ -67,6 +69,7 @@ class Sandbox:
         memory_mb: Optional[int] = None,
         cpus: Optional[float] = None,
         pids: Optional[int] = None,
+        disk_mb: Optional[int] = None,
         network: Optional[Mapping[str, Any]] = None,
         envs: Optional[Mapping[str, str]] = None,
         user: Optional[str] = None,
@@ -92,6 +95,7 @@ class Sandbox:
             "memory_mb": memory_mb,
             "cpus": cpus,
             "pids": pids,
+            "disk_mb": disk_mb,
             "network": network,
             "envs": dict(envs or {}),
             "user": user,

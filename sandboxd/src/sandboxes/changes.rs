@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Sandbox, Service, blocking, disk, living};
+use super::{Sandbox, Service, blocking, living, on_disk};
 use crate::api::State;
 use crate::error::{ApiError, ErrorKind};
 
@@ -62,7 +62,7 @@ impl Service {
             if !paused {
                 service.containers.resume(&place)?;
             }
-            looked.map_err(disk)
+            looked.map_err(on_disk)
         })
         .await
     }

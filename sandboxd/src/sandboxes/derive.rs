@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use super::mirror::{Mirror, MirrorError};
-use super::{Sandbox, Service, blocking, disk, living, ms, now_ms};
+use super::{Sandbox, Service, blocking, living, ms, now_ms, on_disk};
 use crate::api::{ForkReply, ForkRequest, Forked, PackReply, PackRequest, State};
 use crate::container::backend::Place;
 use crate::error::{ApiError, ErrorKind};
@@ -134,7 +134,7 @@ impl Service {
             let packed = service.pack_now(&parent, &request, &copy);
             fs::remove_dir_all(&copy)
                 .or_else(ignore_missing)
-                .map_err(disk)?;
+                .map_err(on_disk)?;
             packed
         })
         .await
@@ -227,9 +227,9 @@ impl Service {
     fn copy_changes(&self, record: &Record, to: &Path) -> Result<Copied, ApiError> {
         let place = living(record)?;
         if let Some(folder) = to.parent() {
-            fs::create_dir_all(folder).map_err(disk)?;
+            fs::create_dir_all(folder).map_err(on_disk)?;
             let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-            fs::set_permissions(folder, private).map_err(disk)?;
+            fs::set_permissions(folder, private).map_err(on_disk)?;
         }
         let paused = record.info.state == State::Paused;
         let from = self.store.rw(&record.info.id).join("upper");
@@ -238,7 +238,7 @@ impl Service {
         if copied.is_err() {
             fs::remove_dir_all(to)
                 .or_else(ignore_missing)
-                .map_err(disk)?;
+                .map_err(on_disk)?;
         }
         let frozen_ms = copied?;
         let copied_ms = elapsed_ms(copying);
@@ -342,14 +342,14 @@ fn scrub(copy: &Path, path: &Path) -> Result<(), ApiError> {
         real.push(name);
         match fs::symlink_metadata(&real) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            Err(e) => return Err(disk(e)),
+            Err(e) => return Err(on_disk(e)),
             Ok(meta) if below.peek().is_none() => {
                 let removed = if meta.is_dir() {
                     fs::remove_dir_all(&real)
                 } else {
                     fs::remove_file(&real)
                 };
-                return removed.map_err(disk);
+                return removed.map_err(on_disk);
             }
             // What lies behind a link was not written under this name.
             Ok(meta) if !meta.is_dir() => return Ok(()),

@@ -32,6 +32,9 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 /// Most bytes of one frame of input.
 pub(super) const PIECE_BYTES: usize = 128 << 10;
 
+/// Most bytes of a body that are read for nothing, so that its sender sees why.
+const DRAIN_BYTES_MAX: usize = 256 << 20;
+
 /// What an exec is in the agent's words.
 fn spec_of(sandbox: &Sandbox, request: ExecRequest) -> Result<ExecSpec, ApiError> {
     let record = sandbox.record();
@@ -424,10 +427,24 @@ pub(super) async fn send_body(link: &mut Link, body: Body) -> Result<(), ApiErro
             ApiError::new(ErrorKind::Invalid, format!("the request broke off: {e}"))
         })?;
         for part in piece.chunks(PIECE_BYTES) {
-            link.send(kind::DATA, part).await?;
+            if let Err(error) = link.send(kind::DATA, part).await {
+                drain(pieces).await;
+                return Err(error.into());
+            }
         }
     }
     Ok(())
+}
+
+/// Reads on for a while: a client that still sends does not see an answer, only a broken connection.
+async fn drain(mut pieces: axum::body::BodyDataStream) {
+    let mut drained = 0;
+    while let Some(Ok(piece)) = pieces.next().await {
+        drained += piece.len();
+        if drained > DRAIN_BYTES_MAX {
+            return;
+        }
+    }
 }
 
 /// `POST /v1/sandboxes/{id}/execs/{exec}/signal`.

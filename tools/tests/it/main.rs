@@ -29,6 +29,7 @@ mod import;
 mod killed;
 mod logins;
 mod same_name;
+mod sandbox_disk;
 mod sandbox_keys;
 mod sandboxes;
 mod seaweed;
