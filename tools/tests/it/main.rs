@@ -25,6 +25,7 @@ mod images;
 mod import;
 mod killed;
 mod logins;
+mod openapi;
 mod same_name;
 mod sandbox_keys;
 mod sandboxes;
