@@ -10,6 +10,7 @@ from typing import IO, Any, Iterator, List, Mapping, Optional, TYPE_CHECKING, Un
 
 from ._commands import Data
 from ._errors import FileNotFoundException, NotFoundException, UnavailableException
+from ._watch import Watch
 
 if TYPE_CHECKING:
     from ._sandbox import Sandbox
@@ -113,6 +114,16 @@ class Files:
         """Renames; what is at the new name is replaced."""
         body = {"from": old, "to": new}
         self._sandbox._transport.json("POST", self._sandbox._path("/files/rename"), body)
+
+    def watch(self, path: str, recursive: bool = False) -> Watch:
+        """Watches a folder, with ``recursive`` those below it too."""
+        query = {"path": path, "recursive": "true" if recursive else "false"}
+        at = self._sandbox._path("/files/watch")
+        try:
+            opened = self._sandbox._transport.open("GET", at, query=query, timeout=60)
+        except NotFoundException as error:
+            raise FileNotFoundException(str(error)) from error
+        return Watch(*opened)
 
     def upload_tree(self, local: str, path: str) -> None:
         """Copies a folder of this machine into the sandbox, as one stream. Owned by root there."""
