@@ -18,6 +18,7 @@ pub mod map;
 pub mod open;
 pub mod pair;
 pub mod published;
+mod recent;
 pub mod seal;
 pub mod stack;
 pub mod state;

@@ -85,6 +85,40 @@ class LibdsecTests(unittest.TestCase):
         self.assertEqual(one.id, two.id)
         one.kill()
 
+    def test_every_change_has_a_name_and_happens_once(self) -> None:
+        files = self.sb.files
+        files.write("/w/f", "one", request_id="w1")
+        files.rename("/w/f", "/w/g", request_id="mv")
+        # Again, from another process: nothing is written or renamed a second time.
+        other = Sandbox.connect(self.sb.id)
+        self.assertEqual(other.files.write("/w/f", "one", request_id="w1"), 3)
+        other.files.rename("/w/f", "/w/g", request_id="mv")
+        self.assertFalse(files.exists("/w/f"))
+        with self.assertRaises(libdsec.ConflictException):
+            files.write("/w/f", "two", request_id="w1")
+        with self.assertRaises(libdsec.ConflictException):
+            self.sb.commands.run("true", request_id="mv")
+        kids = self.sb.fork(2, request_id="kids")
+        again = other.fork(2, request_id="kids")
+        self.assertEqual([k.id for k in kids], [k.id for k in again])
+        for kid in kids:
+            assert isinstance(kid, Sandbox)
+            self.assertEqual(next(kid.trajectory())["body"], {"parent": self.sb.id})
+            kid.kill()
+        for _ in range(2):
+            run = self.sb.commands.run("echo out; exit 3", check=False, request_id="ex", on_stdout=lambda _: None)
+            self.assertEqual((run.stdout, run.exit_code), ("out\n", 3))
+        events = list(other.trajectory())
+        self.assertEqual([e["seq"] for e in events], list(range(1, len(events) + 1)))
+        asked = [e["request_id"] for e in events if e["what"] == "request"]
+        self.assertEqual(asked[1:], ["w1", "mv", "kids", "ex"])
+        results = {e["of"]: e for e in events if e["what"] == "result"}
+        self.assertEqual(results[3]["upload"]["bytes"], 3)
+        self.sb.kill(request_id="end")
+        self.assertEqual(list(other.trajectory())[-2]["reason"], "it was killed")
+        # What it did is told after its end, too.
+        self.assertEqual(other.commands.run("echo out; exit 3", check=False, request_id="ex").stdout, "out\n")
+
     def test_files(self) -> None:
         files = self.sb.files
         data = os.urandom(700_001)
@@ -209,12 +243,17 @@ class LibdsecTests(unittest.TestCase):
                 memory_limit_mb=256,
                 cpu_cores_limit=1,
                 ttl_running_stop=60,
-                network_rules={"npm": False},
+                network_rules={"npm": False, "pypi": True},
                 init_user="root",
             )
             sandbox = client.run_container(args, timeout=120)
             self.assertEqual(sandbox.run_shell("echo $((6 * 7))").stdout, "42\n")
             sandbox.stop()
+            created = next(sandbox.sandbox.trajectory())["body"]
+            names = [rule["to"] for rule in created["network"]["allow"]]
+            self.assertEqual(names, ["pypi.org", "files.pythonhosted.org"])
+            with self.assertRaises(libdsec.InvalidArgumentException):
+                client.run_container(DSecContainerRunArgs("mini:1", network_rules={"github": True}))
 
 
 if __name__ == "__main__":

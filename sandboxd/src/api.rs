@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::container::cgroup::Usage;
 use crate::container::protocol::{Exit, TerminalSize};
+use crate::disk::Disk;
+use crate::network::policy::Rule;
 
 /// `POST /v1/sandboxes`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -43,6 +45,9 @@ pub struct CreateRequest {
     #[serde(default)]
     #[schema(minimum = 0, maximum = 4_294_967_295u32)]
     pub pids: Option<u32>,
+    /// MiB of disk. Without it the daemon's default, which may be no limit.
+    #[serde(default)]
+    pub disk_mb: Option<u64>,
     /// What it may reach. Nothing but itself, without it.
     #[serde(default)]
     pub network: Option<Network>,
@@ -76,6 +81,7 @@ impl CreateRequest {
             memory_mb: None,
             cpus: None,
             pids: None,
+            disk_mb: None,
             network: None,
             envs: BTreeMap::new(),
             user: None,
@@ -94,8 +100,8 @@ fn container() -> String {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Network {
-    /// Rules; must be empty so far.
-    pub allow: Vec<serde_json::Value>,
+    /// Rules.
+    pub allow: Vec<Rule>,
 }
 
 /// What a sandbox is doing.
@@ -137,6 +143,9 @@ pub struct SandboxInfo {
     pub request_id: Option<String>,
     /// The sandbox it was forked from.
     pub parent: Option<String>,
+    /// Its disk limit, and what keeps it.
+    #[serde(default)]
+    pub disk: Option<Disk>,
 }
 
 /// `GET /v1/sandboxes`.

@@ -10,7 +10,7 @@ pub mod cgroup;
 mod child;
 mod dial;
 pub mod files;
-mod fs;
+pub(crate) mod fs;
 mod launcher;
 pub mod link;
 mod message;

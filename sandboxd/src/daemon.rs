@@ -10,6 +10,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::container::backend::Settings;
 use crate::keys::Keys;
+use crate::network::{Hosts, Networks};
 use crate::sandboxes::{Packer, Service};
 use crate::server::{self, ForE2b};
 
@@ -50,6 +51,10 @@ pub struct Config {
     pub api_keys: Option<PathBuf>,
     /// What publishes layers.
     pub packer: Packer,
+    /// A file of names and addresses that rules may use.
+    pub hosts: Option<PathBuf>,
+    /// Disk limit of sandboxes that ask for none, in MiB.
+    pub disk_mb: Option<u64>,
     /// First of the host's ids that sandboxes have.
     pub first_id: u32,
     /// Shells kept ready.
@@ -104,7 +109,13 @@ pub fn run(config: Config) -> Result<(), String> {
         pool: config.pool,
     };
     let secrets = state.clone();
-    let service = Service::start(state, &config.layerd, config.packer, settings)
+    let hosts = match &config.hosts {
+        Some(path) => Hosts::read(path)?,
+        None => Hosts::default(),
+    };
+    let networks = Networks::new(hosts);
+    let (packer, disk_mb) = (config.packer, config.disk_mb);
+    let service = Service::start(state, &config.layerd, packer, networks, disk_mb, settings)
         .map_err(|e| e.to_string())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -127,6 +138,8 @@ async fn serve(
     mut e2b: ForE2b,
     listen: &Listen,
 ) -> Result<(), String> {
+    service.open_networks();
+    server::take_over(service);
     let looked_after = tokio::spawn(Arc::clone(service).look_after());
     let failed = |e: std::io::Error| format!("cannot listen at {listen:?}: {e}");
     let served = async {

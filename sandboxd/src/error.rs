@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 use crate::container::backend::BackendError;
 use crate::container::link::LinkError;
 use crate::container::protocol::Failure;
+use crate::disk::DiskError;
+use crate::network::NetworkError;
+use crate::trajectory::TrajectoryError;
 
 /// What the caller can do about an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -29,6 +32,8 @@ pub enum ErrorKind {
     Refused,
     /// Our own machinery failed.
     InfraFailed,
+    /// The request was begun, and nobody knows what became of it. It is never carried out again by itself.
+    UnknownOutcome,
 }
 
 /// The body of every error reply.
@@ -58,7 +63,7 @@ impl ApiError {
             ErrorKind::Invalid => 400,
             ErrorKind::Unauthenticated => 401,
             ErrorKind::NotFound => 404,
-            ErrorKind::Conflict => 409,
+            ErrorKind::Conflict | ErrorKind::UnknownOutcome => 409,
             ErrorKind::SandboxGone => 410,
             ErrorKind::Refused => 422,
             ErrorKind::InfraFailed => 500,
@@ -94,7 +99,42 @@ impl From<LinkError> for ApiError {
                 Failure::Exhausted => ErrorKind::Exhausted,
                 Failure::Refused => ErrorKind::Refused,
                 Failure::Internal => ErrorKind::InfraFailed,
+                Failure::Forgotten => ErrorKind::UnknownOutcome,
             },
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
+impl From<DiskError> for ApiError {
+    fn from(error: DiskError) -> Self {
+        let full = matches!(&error, DiskError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull);
+        let kind = match (&error, full) {
+            (_, true) => ErrorKind::Exhausted,
+            (DiskError::NoDevice, _) => ErrorKind::Unavailable,
+            _ => ErrorKind::InfraFailed,
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
+impl From<NetworkError> for ApiError {
+    fn from(error: NetworkError) -> Self {
+        let kind = match &error {
+            NetworkError::Rule(_) => ErrorKind::Invalid,
+            NetworkError::Io { .. } => ErrorKind::InfraFailed,
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
+impl From<TrajectoryError> for ApiError {
+    fn from(error: TrajectoryError) -> Self {
+        let kind = match &error {
+            TrajectoryError::Differs { .. } => ErrorKind::Conflict,
+            TrajectoryError::Full { .. } => ErrorKind::Exhausted,
+            TrajectoryError::BadId { .. } => ErrorKind::Invalid,
+            _ => ErrorKind::InfraFailed,
         };
         Self::new(kind, error.to_string())
     }

@@ -49,6 +49,12 @@ struct Args {
     /// The program that publishes them.
     #[arg(long, value_name = "PATH", default_value = "dsec")]
     dsec: PathBuf,
+    /// Addresses of names that network rules may use, as in /etc/hosts; others are looked up as this host does.
+    #[arg(long, value_name = "FILE")]
+    hosts: Option<PathBuf>,
+    /// MiB that a sandbox may write if its request says nothing. Without it: as much as the state's file system holds.
+    #[arg(long, value_name = "MIB")]
+    disk_mb: Option<u64>,
     /// First of the host's user and group ids that sandboxes have, 65536 each; a multiple of 65536 that nobody else uses.
     #[arg(long, value_name = "ID", default_value_t = 1 << 30)]
     first_id: u32,
@@ -101,6 +107,8 @@ fn main() -> ExitCode {
             program: args.dsec,
             origin: args.origin,
         },
+        hosts: args.hosts,
+        disk_mb: args.disk_mb,
         first_id: args.first_id,
         pool: args.pool,
     }))

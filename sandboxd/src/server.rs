@@ -1,9 +1,14 @@
 //! The HTTP API: who asks, what for, and the answer. No decisions are made here.
 
 mod e2b;
+mod ended;
 mod execs;
 mod files;
 mod openapi;
+mod recorded;
+mod trajectory;
+
+pub(crate) use ended::take_over;
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -148,7 +153,7 @@ pub fn router(
         keys: Arc::new(keys),
         e2b: Arc::new(e2b::Settings::open(state, e2b.domain, e2b.template)?),
     };
-    let (native, document) = native().split_for_parts();
+    let (native, document) = native(&app).split_for_parts();
     let document = openapi::bytes(&document)?;
     let document = move || async move { ([("content-type", "application/json")], document) };
     Ok(native
@@ -164,7 +169,7 @@ pub fn router(
         .with_state(app))
 }
 
-fn native() -> OpenApiRouter<App> {
+fn native(app: &App) -> OpenApiRouter<App> {
     OpenApiRouter::with_openapi(openapi::head())
         .routes(routes!(create, list))
         .routes(routes!(show, kill))
@@ -187,6 +192,13 @@ fn native() -> OpenApiRouter<App> {
         .routes(routes!(files::rename))
         .routes(routes!(files::watch))
         .routes(routes!(files::pack, files::unpack))
+        .routes(routes!(trajectory::changes))
+        .routes(routes!(trajectory::events))
+        .routes(routes!(trajectory::body))
+        .route_layer(axum::middleware::from_fn_with_state(
+            app.clone(),
+            recorded::layer,
+        ))
 }
 
 /// The sandbox of a path, if it is the caller's.

@@ -113,12 +113,12 @@ class Commands(WithSandbox):
             h.wait()
         self.assertEqual(e.exception.exit_code, -1)
         self.assertFalse(self.sb.commands.kill(h.pid))
-        until(lambda: "sleep" not in self.sb.commands.run("cat /proc/[0-9]*/comm 2>/dev/null").stdout, "all are dead")
+        until(lambda: "sleep" not in self.sb.commands.run("cat /proc/[0-9]*/comm 2>/dev/null || true").stdout, "all are dead")
 
     def test_timeout_kills_all_that_was_started(self):
         with self.assertRaises(TimeoutException):
             self.sb.commands.run("sleep 999 & sleep 999", timeout=0.5)
-        until(lambda: "sleep" not in self.sb.commands.run("cat /proc/[0-9]*/comm 2>/dev/null").stdout, "all are dead")
+        until(lambda: "sleep" not in self.sb.commands.run("cat /proc/[0-9]*/comm 2>/dev/null || true").stdout, "all are dead")
 
     def test_binary_output_comes_as_text_with_replacements(self):
         self.assertEqual(self.sb.commands.run(r"printf 'a\377b'").stdout, "a\ufffdb")

@@ -4,6 +4,7 @@
 //! DISK/disk.json           the layers, bottom to top, and the size: replaced atomically
 //! DISK/lock                held by whoever has the disk open
 //! DISK/NAME.data, .index   pairs
+//! DISK/NAME.recent0, 1     what a pair has not flushed, while the disk is open
 //! DISK/NAME.lsmt           sealed layers of this disk
 //! DISK/lowers/             where published layers are mounted that the disk lies on
 //! ```
@@ -16,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::DiskError;
+use super::committed::sync_folder_of;
 pub use super::committed::write_merged;
 use super::compare::first_difference;
 use super::device::BlockDevice;
@@ -29,7 +31,7 @@ use super::stack::{LAYERS_MAX, Stack};
 pub use super::state::{DiskState, Lower, open_lower, read_state};
 use super::state::{
     FORMAT, STATE, create_pair, file_name, header_of, is_disk, open_pair, pair_paths, random_uuid,
-    remove_leftovers, take_lock, write_state,
+    remove_leftovers, remove_recent, take_lock, write_state,
 };
 use crate::format::FormatError;
 use crate::format::overlaybd::SECTOR;
@@ -110,10 +112,25 @@ fn checked_size(wanted: Option<u64>, below: u64) -> Result<u64, DiskError> {
     Ok(size)
 }
 
+/// Makes a folder and those above it that are missing, with names that survive a loss of power.
+fn make_folder(folder: &Path) -> std::io::Result<()> {
+    match fs::create_dir(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let above = folder.parent().filter(|above| *above != Path::new(""));
+            make_folder(above.ok_or(error)?)?;
+            fs::create_dir(folder)?;
+        }
+        // Whoever made it may not have synced it.
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        made => made?,
+    }
+    sync_folder_of(folder)
+}
+
 /// An empty folder for a disk, locked.
 fn new_folder(folder: &Path) -> Result<File, DiskError> {
     let failed = |error| DiskError::io("create", &file_name(folder))(error);
-    fs::create_dir_all(folder).map_err(failed)?;
+    make_folder(folder).map_err(failed)?;
     let lock = take_lock(folder)?;
     if is_disk(folder).map_err(failed)? {
         let text = format!("`{}` is a disk already", folder.display());
@@ -133,6 +150,7 @@ fn finish(
 ) -> Result<(), DiskError> {
     let top = format!("w{number}");
     create_pair(folder, &top, virtual_size, parent)?;
+    remove_recent(folder, &top).map_err(DiskError::io("clean", &file_name(folder)))?;
     let state = DiskState {
         format: FORMAT,
         virtual_size,
@@ -458,6 +476,17 @@ impl Drop for DiskFolder {
         // Whoever needs to know that it worked flushes before closing.
         if let Err(error) = self.disk.flush() {
             tracing::error!(disk = %self.folder.display(), %error, "what was not flushed is lost");
+            return;
+        }
+        let state = self.state();
+        let pairs = state.layers.iter().filter_map(|lower| match lower {
+            Lower::Pair(name) => Some(name),
+            Lower::Lsmt(_) | Lower::Raw(_) | Lower::Published { .. } => None,
+        });
+        for name in pairs.chain([&state.top]) {
+            if let Err(error) = remove_recent(&self.folder, name) {
+                tracing::warn!(disk = %self.folder.display(), %error, "side files stay");
+            }
         }
     }
 }

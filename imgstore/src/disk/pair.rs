@@ -6,7 +6,8 @@
 //! ```
 //! **Crash consistency.** A record reaches the index file only after the data it points to was synced. So whatever a power
 //! failure leaves, a record that is there points to its data, and a flush that was answered is all there. Recovery cuts the index at the
-//! first record that is torn or cannot be right, and appends behind whatever the data file holds. Between flushes records wait in memory; their number is bounded.
+//! first record that is torn or cannot be right, and appends behind whatever the data file holds. Between flushes records wait in memory; their
+//! number is bounded. `recent` keeps them where a killed process does not lose them.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -14,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use super::DiskError;
 use super::live_map::LiveMap;
 use super::map::Piece;
+use super::recent::Recent;
 use crate::format::FormatError;
 use crate::format::overlaybd::header::{DATA, HEADER, Header, SEALED, SPARSE};
 use crate::format::overlaybd::record::{
@@ -134,6 +136,8 @@ struct State {
     pending: Vec<Record>,
     /// Data was written since the last sync.
     dirty: bool,
+    /// Where the pending records are kept too.
+    recent: Option<Recent>,
 }
 
 /// See the head of this file.
@@ -205,9 +209,29 @@ impl Pair {
                 data_end: found.data_end,
                 pending: Vec::new(),
                 dirty: false,
+                recent: None,
             }),
             index_end: Mutex::new(Some(found.index_bytes)),
         })
+    }
+
+    /// The same pair with two side files, where what is answered is kept from now on. What a killed process had kept there and not
+    /// flushed is flushed first.
+    ///
+    /// # Errors
+    /// What the media said.
+    pub fn with_recent(self, files: [Arc<dyn Media>; 2]) -> Result<Self, DiskError> {
+        let failed = |source| DiskError::io("recover", &self.name)(source);
+        let index_end = self.lock_index().unwrap_or_default();
+        let replay = |records: Vec<Record>| {
+            for record in records {
+                self.map(&[record], &[])?;
+            }
+            self.flush()
+        };
+        let recent = Recent::open(files, &*self.data, index_end, replay).map_err(failed)?;
+        self.write_state().recent = Some(recent);
+        Ok(self)
     }
 
     /// The data file's header.
@@ -268,14 +292,20 @@ impl Pair {
         Ok(place)
     }
 
-    fn map(&self, records: impl IntoIterator<Item = Record>) {
+    /// `data` is what the record points to, where it is one.
+    fn map(&self, records: &[Record], data: &[u8]) -> io::Result<()> {
         let mut state = self.write_state();
+        // In the order of the map, and before anybody can see it.
+        if let Some(recent) = &mut state.recent {
+            recent.append(records, data)?;
+        }
         for record in records {
-            state.map.insert(record);
-            state.pending.push(record);
+            state.map.insert(*record);
+            state.pending.push(*record);
             // Only now that its data is written: a flush that runs between reserving and writing must not take this away.
             state.dirty |= !record.is_zeroed();
         }
+        Ok(())
     }
 
     /// Flushes where many records wait for it. Whoever writes calls this after the write.
@@ -302,7 +332,7 @@ impl Pair {
             let sectors = to_u64(part.len() / sector);
             let place = self.append(sectors)?;
             self.data.write_at(part, place * SECTOR)?;
-            self.map([Record::data(at, sectors, place, 0)]);
+            self.map(&[Record::data(at, sectors, place, 0)], part)?;
             at += sectors;
         }
         Ok(())
@@ -311,7 +341,7 @@ impl Pair {
     /// Makes sectors read as zeros, whatever lies below.
     ///
     /// # Errors
-    /// None so far.
+    /// What the medium said: nothing has changed then.
     pub fn discard(&self, lba: u64, sectors: u64) -> io::Result<()> {
         // Any place inside the data part will do, and the first is there whatever else is lost.
         let place = PLACE_MIN;
@@ -322,8 +352,7 @@ impl Pair {
             records.push(Record::zeroed(at, step, place, 0));
             at += step;
         }
-        self.map(records);
-        Ok(())
+        self.map(&records, &[])
     }
 
     /// Makes everything written before this call survive a loss of power.
@@ -343,14 +372,37 @@ impl Pair {
         let mut state = self.write_state();
         let pending = std::mem::take(&mut state.pending);
         let dirty = std::mem::take(&mut state.dirty);
-        drop(state);
         if pending.is_empty() && !dirty {
             return Ok(());
         }
         // Lost on failure, with the pair: see above.
         *end = None;
+        if let Some(recent) = &mut state.recent {
+            recent.begin();
+        }
+        drop(state);
+        match self.write_out(&pending, dirty, start) {
+            Ok(next) => {
+                *end = Some(next);
+                Ok(())
+            }
+            Err(error) => {
+                // What was not synced must not come back as if it were: nobody knows whether its data is on disk.
+                if let Some(recent) = self.write_state().recent.take()
+                    && let Err(error) = recent.forget_all()
+                {
+                    tracing::error!(pair = self.name, %error, "writes of a failed flush may come back");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Syncs data, then writes and syncs its records behind `start` of the index; where they end.
+    fn write_out(&self, pending: &[Record], dirty: bool, start: u64) -> io::Result<u64> {
         let bytes: Vec<u8> = pending.iter().flat_map(|r| r.to_bytes()).collect();
-        if start + to_u64(bytes.len()) > to_u64(HEADER_BYTES) + INDEX_BYTES_MAX {
+        let next = start + to_u64(bytes.len());
+        if next > to_u64(HEADER_BYTES) + INDEX_BYTES_MAX {
             let text = format!(
                 "`{}`: too many writes since the last snapshot; open the disk again and take one",
                 self.name
@@ -364,7 +416,10 @@ impl Pair {
             self.index.write_at(&bytes, start)?;
             self.index.sync()?;
         }
-        *end = Some(start + to_u64(bytes.len()));
-        Ok(())
+        self.read_state()
+            .recent
+            .as_ref()
+            .map_or(Ok(()), Recent::forget)?;
+        Ok(next)
     }
 }

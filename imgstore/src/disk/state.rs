@@ -178,9 +178,17 @@ fn is_pair_name(name: &str) -> bool {
     !digits.is_empty() && digits.len() <= 20 && digits.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// What this disk makes and may remove: `wN.data`, `wN.index`, `wN.lsmt`.
+/// What this disk makes and may remove: `wN.data`, `wN.index`, `wN.recent0`, `wN.lsmt` …
 fn is_own_file(file: &str) -> bool {
-    let ends = ["data", "index", "lsmt", "lsmt.partial", "lsmt.packed"];
+    let ends = [
+        "data",
+        "index",
+        "lsmt",
+        "lsmt.partial",
+        "lsmt.packed",
+        "recent0",
+        "recent1",
+    ];
     file.split_once('.')
         .is_some_and(|(name, end)| is_pair_name(name) && ends.contains(&end))
 }
@@ -192,8 +200,11 @@ pub(super) fn write_state(folder: &Path, state: &DiskState) -> Result<(), DiskEr
         let mut file = File::create(&tmp)?;
         file.write_all(&serde_json::to_vec_pretty(state)?)?;
         file.sync_all()?;
+        // The names of the files that it speaks of first.
+        let folder = File::open(folder)?;
+        folder.sync_all()?;
         fs::rename(&tmp, &path)?;
-        File::open(folder)?.sync_all()
+        folder.sync_all()
     };
     write().map_err(DiskError::io("write", &file_name(&path)))
 }
@@ -212,7 +223,34 @@ pub(super) fn open_pair(folder: &Path, name: &str) -> Result<Pair, DiskError> {
             FileMedia::open_writable(path).map_err(DiskError::io("open", &file_name(path)))?;
         Ok(Arc::new(file))
     };
-    Pair::open(open(&data)?, open(&index)?, &file_name(&data))
+    let pair = Pair::open(open(&data)?, open(&index)?, &file_name(&data))?;
+    with_recent(folder, name, pair)
+}
+
+fn recent_paths(folder: &Path, name: &str) -> [PathBuf; 2] {
+    ["recent0", "recent1"].map(|end| folder.join(format!("{name}.{end}")))
+}
+
+fn with_recent(folder: &Path, name: &str, pair: Pair) -> Result<Pair, DiskError> {
+    let open = |path: PathBuf| -> Result<Arc<dyn Media>, DiskError> {
+        let file = FileMedia::open_or_create(&path);
+        Ok(Arc::new(
+            file.map_err(DiskError::io("open", &file_name(&path)))?,
+        ))
+    };
+    let [first, second] = recent_paths(folder, name);
+    pair.with_recent([open(first)?, open(second)?])
+}
+
+/// Removes the side files of a pair that is flushed and that nobody writes to any more.
+pub(super) fn remove_recent(folder: &Path, name: &str) -> std::io::Result<()> {
+    for path in recent_paths(folder, name) {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn header_of(virtual_size: u64, uuid: Option<Uuid>, parent: Option<Uuid>) -> Header {
@@ -240,6 +278,7 @@ pub(super) fn create_pair(
     };
     let header = header_of(virtual_size, Some(random_uuid()?), parent);
     Pair::create(create(&data)?, create(&index)?, header, &file_name(&data))
+        .and_then(|pair| with_recent(folder, name, pair))
 }
 
 /// Opens a layer that is not written to.

@@ -46,6 +46,16 @@ impl FileMedia {
         )
     }
 
+    /// Opens a file for reading and writing, or makes it.
+    ///
+    /// # Errors
+    /// What the disk said, with the name.
+    pub fn open_or_create(path: &Path) -> io::Result<Self> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        Self::with(path, &options)
+    }
+
     /// Makes an empty file; one that was there loses what it had.
     ///
     /// # Errors

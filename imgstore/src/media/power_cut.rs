@@ -95,6 +95,11 @@ impl PowerCutMedia {
         self.platter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What others see when only the process that wrote is gone.
+    pub fn after_kill(&self) -> Vec<u8> {
+        self.seen.snapshot()
+    }
+
     /// What is found when the power is back. `random` gives 64 bits a call.
     pub fn after_failure(&self, random: &mut dyn FnMut() -> u64) -> Vec<u8> {
         let platter = self.platter();

@@ -35,7 +35,7 @@ fn header(of: &Value) -> Header {
     }
 }
 
-fn new_pair(header: Header) -> (Pair, Arc<MemMedia>, Arc<MemMedia>) {
+pub(crate) fn new_pair(header: Header) -> (Pair, Arc<MemMedia>, Arc<MemMedia>) {
     let data = Arc::new(MemMedia::default());
     let index = Arc::new(MemMedia::default());
     let pair = Pair::create(data.clone(), index.clone(), header, "pair").unwrap();
@@ -205,17 +205,17 @@ fn merging_layers_equals_the_others_merge() {
 }
 
 /// Sectors of the model's disk.
-const SECTORS: u64 = 96;
+pub(crate) const SECTORS: u64 = 96;
 
 #[derive(Debug, Clone)]
-enum Step {
+pub(crate) enum Step {
     Write(u64, u64),
     Discard(u64, u64),
     Flush,
     Reopen,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+pub(crate) fn step() -> impl Strategy<Value = Step> {
     let range = (0..SECTORS, 1..24_u64).prop_map(|(lba, n)| (lba, n.min(SECTORS - lba)));
     prop_oneof![
         6 => range.clone().prop_map(|(lba, n)| Step::Write(lba, n)),
@@ -226,22 +226,27 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// What every sector shows: `None` where this layer has nothing, 0 for zeros, else the number of the write.
-type Model = Vec<Option<u64>>;
+pub(crate) type Model = Vec<Option<u64>>;
 
-fn write_sectors(pair: &Pair, lba: u64, sectors: u64, number: u64) -> std::io::Result<()> {
+pub(crate) fn write_sectors(
+    pair: &Pair,
+    lba: u64,
+    sectors: u64,
+    number: u64,
+) -> std::io::Result<()> {
     let bytes: Vec<u8> = (lba..lba + sectors)
         .flat_map(|lba| sector("pattern", lba, number))
         .collect();
     pair.write(lba, &bytes)
 }
 
-fn set(model: &mut Model, lba: u64, sectors: u64, number: u64) {
+pub(crate) fn set(model: &mut Model, lba: u64, sectors: u64, number: u64) {
     let from = usize::try_from(lba).unwrap();
     model[from..from + usize::try_from(sectors).unwrap()].fill(Some(number));
 }
 
 /// What a pair shows, read sector by sector.
-fn shown(pair: &Pair) -> Model {
+pub(crate) fn shown(pair: &Pair) -> Model {
     (0..SECTORS)
         .map(|lba| match *pair.pieces(lba..lba + 1) {
             [Piece::Mapped(record)] if record.is_zeroed() => Some(0),
@@ -262,14 +267,14 @@ fn shown(pair: &Pair) -> Model {
         .collect()
 }
 
-fn cases() -> ProptestConfig {
+pub(crate) fn cases() -> ProptestConfig {
     let cases = std::env::var("DSEC_CASES")
         .ok()
         .and_then(|n| n.parse().ok());
     ProptestConfig::with_cases(cases.unwrap_or(48))
 }
 
-fn small_header() -> Header {
+pub(crate) fn small_header() -> Header {
     header(&serde_json::json!({
         "virtual_size": SECTORS * 512, "uuid": "00000001-0000-4000-8000-000000000001",
     }))

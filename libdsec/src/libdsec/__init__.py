@@ -23,6 +23,7 @@ from ._errors import (
     SandboxGoneException,
     TimeoutException,
     UnavailableException,
+    UnknownOutcomeException,
 )
 from ._commands import CommandHandle, CommandResult, Session
 from ._files import EntryInfo
@@ -56,6 +57,7 @@ __all__ = [
     "Session",
     "TimeoutException",
     "UnavailableException",
+    "UnknownOutcomeException",
     "Watch",
     "WatchEvent",
 ]

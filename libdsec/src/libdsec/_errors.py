@@ -73,6 +73,12 @@ class InfraFailedException(SandboxException):
     kind = "infra_failed"
 
 
+class UnknownOutcomeException(SandboxException):
+    """The request was begun, and nobody knows what became of it. It is not carried out again under the same id."""
+
+    kind = "unknown_outcome"
+
+
 class TimeoutException(SandboxException):
     """A command's time was over. ``result`` has what it printed until then."""
 
@@ -104,6 +110,7 @@ _KINDS: Dict[str, Type[SandboxException]] = {
         SandboxGoneException,
         RefusedException,
         InfraFailedException,
+        UnknownOutcomeException,
     )
 }
 

@@ -85,6 +85,9 @@ pub enum Request {
         spec: Box<ExecSpec>,
         /// Send output as it comes and never faster than it is read; otherwise the kept output comes at the end.
         stream: bool,
+        /// It may have been started before: if the agent cannot know that it was not, it is not started.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        resumed: bool,
     },
     /// Follow an exec from these offsets.
     Attach {
@@ -195,6 +198,8 @@ pub enum Failure {
     Refused,
     /// Our own machinery failed.
     Internal,
+    /// It was done once, and what became of it is not remembered.
+    Forgotten,
 }
 
 /// How an exec ended.

@@ -38,6 +38,12 @@ pub(crate) struct MakeArgs {
     /// Processors' worth of time.
     #[arg(long, value_name = "N")]
     cpus: Option<f64>,
+    /// MiB of disk.
+    #[arg(long, value_name = "MIB")]
+    disk_mb: Option<u64>,
+    /// Something that it may reach, `ADDRESS|RANGE|NAME:PORT[/udp]`; can be given several times. Without it: nothing.
+    #[arg(long, value_name = "TO:PORT", value_parser = parse_rule)]
+    allow: Vec<Value>,
     /// Environment, `NAME=VALUE`; can be given several times.
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_label)]
     env: Vec<(String, String)>,
@@ -47,6 +53,15 @@ pub(crate) struct MakeArgs {
     /// Where things run.
     #[arg(long, value_name = "DIR")]
     cwd: Option<String>,
+}
+
+/// `10.0.0.0/8:8000-8100/udp` as a rule.
+fn parse_rule(text: &str) -> Result<Value, String> {
+    let (to, port) = text
+        .rsplit_once(':')
+        .ok_or("`TO:PORT` is expected, for example `pypi.org:443` or `10.0.0.0/8:53/udp`")?;
+    let (port, protocol) = port.split_once('/').unwrap_or((port, "tcp"));
+    Ok(json!({"to": to, "port": port, "protocol": protocol}))
 }
 
 impl MakeArgs {
@@ -61,6 +76,7 @@ impl MakeArgs {
             "base": self.base, "workspace": self.workspace, "toolkits": self.toolkit,
             "memory_mb": self.memory_mb, "cpus": self.cpus, "envs": envs,
             "user": self.user, "cwd": self.cwd, "timeout": lifetime,
+            "network": {"allow": self.allow}, "disk_mb": self.disk_mb,
         })
     }
 }
@@ -204,7 +220,7 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<ExitCode, Failure> {
     wait(carry_out(&Client::from_env(), command))
 }
 
-fn path_of(id: &str, what: &str) -> String {
+pub(crate) fn path_of(id: &str, what: &str) -> String {
     format!("/v1/sandboxes/{}{what}", quoted(id))
 }
 
@@ -267,7 +283,7 @@ async fn carry_out(client: &Client, command: &SandboxCommand) -> Result<ExitCode
     Ok(ExitCode::SUCCESS)
 }
 
-fn text<'a>(value: &'a Value, name: &str) -> &'a str {
+pub(crate) fn text<'a>(value: &'a Value, name: &str) -> &'a str {
     value.get(name).and_then(Value::as_str).unwrap_or_default()
 }
 

@@ -13,6 +13,15 @@ use crate::world::{World, dsec, ok, sh};
 
 const SOON: Duration = Duration::from_secs(20);
 
+/// Waits until `check` says yes.
+pub(crate) fn until(what: &str, mut check: impl FnMut() -> bool) {
+    let deadline = Instant::now() + SOON;
+    while !check() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// A sandboxd with a layer `base/mini:1` that has a shell and coreutils.
 #[derive(Debug)]
 pub(crate) struct Sandboxd<'a> {
@@ -101,7 +110,7 @@ impl<'a> Sandboxd<'a> {
             .unwrap()
     }
 
-    fn wait(&mut self) {
+    pub(crate) fn wait(&mut self) {
         let deadline = Instant::now() + SOON;
         while self.url().is_empty() || !self.dsec(&["sandbox", "ls"]).status.success() {
             let late = Instant::now() > deadline;

@@ -153,5 +153,5 @@ assert (folder / \"py.typed\").exists() and \"site-packages\" in str(folder), fo
         "{}",
         String::from_utf8_lossy(&ran.stderr)
     );
-    assert_eq!(String::from_utf8(ran.stdout).unwrap(), "28\n");
+    assert_eq!(String::from_utf8(ran.stdout).unwrap(), "29\n");
 }

@@ -26,7 +26,11 @@ impl Agent {
                 let execs = self.execs.values().map(|e| e.info()).collect();
                 self.done(serial, &Answer::Execs { execs });
             }
-            Request::Exec { spec, stream } => self.exec(serial, *spec, stream),
+            Request::Exec {
+                spec,
+                stream,
+                resumed,
+            } => self.exec(serial, *spec, stream, resumed),
             Request::Attach {
                 exec_id,
                 stdout_from,
@@ -126,7 +130,7 @@ impl Agent {
         found
     }
 
-    fn exec(&mut self, serial: u64, spec: ExecSpec, stream: bool) {
+    fn exec(&mut self, serial: u64, spec: ExecSpec, stream: bool, resumed: bool) {
         if !self.assigned {
             let message = "this sandbox has no root file system yet".to_owned();
             return self.fail(serial, Failure::Invalid, message, 0);
@@ -142,6 +146,13 @@ impl Agent {
                 return self.fail(serial, Failure::Conflict, message, 0);
             }
             return self.follow(serial, exec.serial, (0, 0), stream, true);
+        }
+        if self.forgotten.may_have_run(&spec.exec_id, resumed) {
+            let message = format!(
+                "exec `{}` may have run, and what became of it is not remembered",
+                spec.exec_id
+            );
+            return self.fail(serial, Failure::Forgotten, message, 0);
         }
         let running = self.execs.values().filter(|e| e.exit.is_none()).count();
         if running >= RUNNING_MAX {

@@ -103,6 +103,7 @@ impl From<ApiError> for RpcError {
             ErrorKind::Unavailable | ErrorKind::SandboxGone => "unavailable",
             ErrorKind::Refused => "failed_precondition",
             ErrorKind::InfraFailed => "internal",
+            ErrorKind::UnknownOutcome => "unknown",
         };
         Self::new(code, error.message)
     }

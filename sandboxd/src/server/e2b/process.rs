@@ -19,16 +19,19 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::super::execs::{PIECE_BYTES, lost};
+use super::super::ended;
+use super::super::execs::{PIECE_BYTES, launch, lost};
 use super::App;
 use super::access::Envd;
 use super::connect::{self, Call, RpcError};
+use crate::api::ExecRequest;
 use crate::container::link::{Event, Link};
 use crate::container::protocol::{
     Answer, ExecInfo, ExecSpec, Exit, Outcome, Request, TerminalSize, kind,
 };
 use crate::ids;
 use crate::sandboxes::InUse;
+use crate::trajectory::Begun;
 
 /// What ids of processes that were started here begin with.
 const PREFIX: &str = "e2b-";
@@ -168,7 +171,7 @@ async fn start(app: &App, envd: &Envd, call: &Call) -> Result<Process, RpcError>
     if asked.process.cmd.is_empty() {
         return Err(RpcError::invalid("`process.cmd`: a program is expected"));
     }
-    let spec = ExecSpec {
+    let mut spec = ExecSpec {
         exec_id: format!(
             "{PREFIX}{}-{}",
             ids::random(),
@@ -185,18 +188,36 @@ async fn start(app: &App, envd: &Envd, call: &Call) -> Result<Process, RpcError>
         pty,
         open_files: 0,
     };
-    let mut link = Link::connect(&app.service.use_it(&envd.sandbox).await?).await?;
-    let request = Request::Exec {
-        spec: Box::new(spec),
-        stream: true,
+    let asked = ExecRequest {
+        args: spec.argv.clone(),
+        envs: spec.env.clone(),
+        cwd: Some(spec.cwd.clone()),
+        user: Some(spec.user.clone()),
+        timeout: call.timeout.map(|timeout| timeout.as_secs_f64()),
+        stdin: spec.stdin,
+        pty,
+        ..ExecRequest::default()
     };
-    match link.request(&request).await? {
-        Answer::Started { pid, .. } => Ok(Process {
-            link,
-            pid,
-            pty: pty.is_some(),
-        }),
-        other => Err(RpcError::unexpected(&other)),
+    // Its name is new, so nothing of that name was ever written down.
+    let Begun::New(ticket) = ended::begin(&app.service, &envd.sandbox, &mut spec, asked).await?
+    else {
+        return Err(RpcError::new("internal", "this process was begun before"));
+    };
+    match launch(&app.service, &envd.sandbox, spec, (true, false)).await {
+        Ok((link, Answer::Started { pid, .. })) => {
+            // Written down to its end, whether or not the client follows it so far.
+            ended::record(&app.service, &envd.sandbox, &ticket);
+            let pty = pty.is_some();
+            Ok(Process { link, pid, pty })
+        }
+        Ok((_, other)) => {
+            app.service.trajectory().leave_open(&ticket);
+            Err(RpcError::unexpected(&other))
+        }
+        Err(error) => {
+            let error = ended::not_launched(&app.service, &ticket, &error, false).await;
+            Err(error.into())
+        }
     }
 }
 

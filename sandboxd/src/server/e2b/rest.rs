@@ -23,6 +23,7 @@ use crate::api::{
 };
 use crate::error::ApiError;
 use crate::ids;
+use crate::network::policy::{Ports, Protocol, Rule};
 use crate::sandboxes::{Sandbox, now_ms};
 
 /// Seconds that a sandbox lives if nothing is said (E2B's own clients say 300).
@@ -128,10 +129,25 @@ impl Traffic {
             )),
             _ => {
                 let allow = self.allow_out.unwrap_or_default();
-                let rules = allow.into_iter().map(Value::from).collect();
+                let rules = allow.into_iter().flat_map(|to| any_port(&to)).collect();
                 Ok(Some(Network { allow: rules }))
             }
         }
+    }
+}
+
+/// Their rules have no ports: any. UDP by address alone, since QUIC hides names.
+fn any_port(to: &str) -> Vec<Rule> {
+    let rule = |protocol| Rule {
+        to: to.to_owned(),
+        port: Ports::Text("1-65535".to_owned()),
+        protocol,
+    };
+    let named = to.bytes().any(|byte| byte.is_ascii_alphabetic());
+    if named {
+        vec![rule(Protocol::Tcp)]
+    } else {
+        vec![rule(Protocol::Tcp), rule(Protocol::Udp)]
     }
 }
 
