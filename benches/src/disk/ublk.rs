@@ -172,7 +172,7 @@ impl Bench<'_> {
             .map(|_| random.below(blocks) * to_u64(BLOCK))
             .collect();
         let file = {
-            // As layerd mounts files: 6.12 refuses `directio` on tmpfs.
+            // The folder must be on a disk file system: Linux 6.12 refuses images on tmpfs.
             let _mounted = erofs(&image, &at, Backing::Buffered)?;
             self.image("EROFS on a file", &at, &places)?
         };
