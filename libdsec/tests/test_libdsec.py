@@ -85,6 +85,40 @@ class LibdsecTests(unittest.TestCase):
         self.assertEqual(one.id, two.id)
         one.kill()
 
+    def test_every_change_has_a_name_and_happens_once(self) -> None:
+        files = self.sb.files
+        files.write("/w/f", "one", request_id="w1")
+        files.rename("/w/f", "/w/g", request_id="mv")
+        # Again, from another process: nothing is written or renamed a second time.
+        other = Sandbox.connect(self.sb.id)
+        self.assertEqual(other.files.write("/w/f", "one", request_id="w1"), 3)
+        other.files.rename("/w/f", "/w/g", request_id="mv")
+        self.assertFalse(files.exists("/w/f"))
+        with self.assertRaises(libdsec.ConflictException):
+            files.write("/w/f", "two", request_id="w1")
+        with self.assertRaises(libdsec.ConflictException):
+            self.sb.commands.run("true", request_id="mv")
+        kids = self.sb.fork(2, request_id="kids")
+        again = other.fork(2, request_id="kids")
+        self.assertEqual([k.id for k in kids], [k.id for k in again])
+        for kid in kids:
+            assert isinstance(kid, Sandbox)
+            self.assertEqual(next(kid.trajectory())["body"], {"parent": self.sb.id})
+            kid.kill()
+        for _ in range(2):
+            run = self.sb.commands.run("echo out; exit 3", check=False, request_id="ex", on_stdout=lambda _: None)
+            self.assertEqual((run.stdout, run.exit_code), ("out\n", 3))
+        events = list(other.trajectory())
+        self.assertEqual([e["seq"] for e in events], list(range(1, len(events) + 1)))
+        asked = [e["request_id"] for e in events if e["what"] == "request"]
+        self.assertEqual(asked[1:], ["w1", "mv", "kids", "ex"])
+        results = {e["of"]: e for e in events if e["what"] == "result"}
+        self.assertEqual(results[3]["upload"]["bytes"], 3)
+        self.sb.kill(request_id="end")
+        self.assertEqual(list(other.trajectory())[-2]["reason"], "it was killed")
+        # What it did is told after its end, too.
+        self.assertEqual(other.commands.run("echo out; exit 3", check=False, request_id="ex").stdout, "out\n")
+
     def test_files(self) -> None:
         files = self.sb.files
         data = os.urandom(700_001)
@@ -108,6 +142,26 @@ class LibdsecTests(unittest.TestCase):
         self.assertEqual(files.read("/w/tree/x/y/z"), "deep")
         tar: tarfile.TarFile = files.download_tree("/w/tree")
         self.assertIn("x/y/z", [name.removeprefix("./") for name in tar.getnames()])
+
+    def test_watching(self) -> None:
+        self.sb.files.make_dir("/w/watched/sub")
+        with self.sb.files.watch("/w/watched", recursive=True) as watch:
+            self.sb.commands.run("cd /w/watched; mkdir new; echo 1 > new/a; rm new/a; rm -r sub")
+            seen = []
+            for event in watch:
+                seen.append((event.change, event.name))
+                if event.name == "sub":
+                    break
+        for expected in [("create", "new"), ("create", "new/a"), ("remove", "new/a"), ("remove", "sub")]:
+            self.assertIn(expected, seen)
+        with self.sb.files.watch("/w/watched") as watch:
+            self.assertIsNone(watch.get(timeout=0.05))
+        with self.assertRaises(libdsec.FileNotFoundException):
+            self.sb.files.watch("/w/none")
+        watch = self.sb.files.watch("/w")
+        self.sb.kill()
+        with self.assertRaises(libdsec.SandboxException):
+            list(watch)
 
     def test_life(self) -> None:
         self.assertTrue(self.sb.is_running())
@@ -167,6 +221,15 @@ class LibdsecTests(unittest.TestCase):
                 self.assertEqual([r.stdout for r in results], [f"{n}\n" for n in range(16)])
                 await sb.files.write("/w/f", b"x")
                 self.assertEqual(await sb.files.read("/w/f"), "x")
+                async with await sb.files.watch("/w") as watch:
+                    await sb.files.write("/w/seen", "")
+                    async for event in watch:
+                        if (event.change, event.name) == ("create", "seen"):
+                            break
+                self.assertEqual(b"".join([piece async for piece in sb.files.stream("/w/f")]), b"x")
+                async with await sb.commands.session() as session:
+                    await session.run("X=1")
+                    self.assertEqual((await session.run("echo $X")).stdout, "1\n")
                 handle = await sb.commands.start("echo bg")
                 self.assertEqual((await handle.wait()).stdout, "bg\n")
             self.assertFalse((await AsyncSandbox.connect(sb.id)).id != sb.id)
@@ -180,12 +243,17 @@ class LibdsecTests(unittest.TestCase):
                 memory_limit_mb=256,
                 cpu_cores_limit=1,
                 ttl_running_stop=60,
-                network_rules={"npm": False},
+                network_rules={"npm": False, "pypi": True},
                 init_user="root",
             )
             sandbox = client.run_container(args, timeout=120)
             self.assertEqual(sandbox.run_shell("echo $((6 * 7))").stdout, "42\n")
             sandbox.stop()
+            created = next(sandbox.sandbox.trajectory())["body"]
+            names = [rule["to"] for rule in created["network"]["allow"]]
+            self.assertEqual(names, ["pypi.org", "files.pythonhosted.org"])
+            with self.assertRaises(libdsec.InvalidArgumentException):
+                client.run_container(DSecContainerRunArgs("mini:1", network_rules={"github": True}))
 
 
 if __name__ == "__main__":

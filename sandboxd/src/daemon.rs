@@ -9,8 +9,10 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::container::backend::Settings;
+use crate::keys::Keys;
+use crate::network::{Hosts, Networks};
 use crate::sandboxes::{Packer, Service};
-use crate::server::{self, Keys};
+use crate::server::{self, ForE2b};
 
 /// Where it listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,10 +45,16 @@ pub struct Config {
     pub listen: Listen,
     /// Folder for everything it keeps.
     pub state: PathBuf,
+    /// What clients of E2B are told.
+    pub e2b: ForE2b,
     /// A file of API keys.
     pub api_keys: Option<PathBuf>,
     /// What publishes layers.
     pub packer: Packer,
+    /// A file of names and addresses that rules may use.
+    pub hosts: Option<PathBuf>,
+    /// Disk limit of sandboxes that ask for none, in MiB.
+    pub disk_mb: Option<u64>,
     /// First of the host's ids that sandboxes have.
     pub first_id: u32,
     /// Shells kept ready.
@@ -82,14 +90,14 @@ pub fn run(config: Config) -> Result<(), String> {
         .map_err(|_locked| format!("another sandboxd uses `{}`", state.display()))?;
     let keys = match &config.api_keys {
         Some(path) => Keys::read(path)?,
-        None => Keys::default(),
+        None => Keys::open(),
     };
     if let Listen::Tcp(address) = config.listen
         && !address.ip().is_loopback()
-        && keys.open_to_all()
+        && keys.are_open()
     {
         return Err(format!(
-            "`{address}` can be reached from other machines: give API keys (`--api-keys FILE`)"
+            "`{address}` can be reached from other machines: give API keys (`--api-keys FILE`, `dsec sandbox new-key` makes them), or listen at loopback or `unix:PATH`"
         ));
     }
     let program = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
@@ -100,21 +108,38 @@ pub fn run(config: Config) -> Result<(), String> {
         first_id: config.first_id,
         pool: config.pool,
     };
-    let service = Service::start(state, &config.layerd, config.packer, settings)
+    let secrets = state.clone();
+    let hosts = match &config.hosts {
+        Some(path) => Hosts::read(path)?,
+        None => Hosts::default(),
+    };
+    let networks = Networks::new(hosts);
+    let (packer, disk_mb) = (config.packer, config.disk_mb);
+    let service = Service::start(state, &config.layerd, packer, networks, disk_mb, settings)
         .map_err(|e| e.to_string())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(|e| format!("no runtime: {e}"))?;
-    let served = runtime.block_on(serve(&service, keys, &config.listen));
+    let app = |e2b| {
+        server::router(Arc::clone(&service), keys, &secrets, e2b)
+            .map_err(|e| format!("the secret of `{}`: {e}", secrets.display()))
+    };
+    let served = runtime.block_on(serve(&service, app, config.e2b, &config.listen));
     // Streams that are still followed must not hold the end up.
     runtime.shutdown_background();
     service.close();
     served
 }
 
-async fn serve(service: &Arc<Service>, keys: Keys, listen: &Listen) -> Result<(), String> {
-    let router = server::router(Arc::clone(service), keys);
+async fn serve(
+    service: &Arc<Service>,
+    app: impl FnOnce(ForE2b) -> Result<axum::Router, String>,
+    mut e2b: ForE2b,
+    listen: &Listen,
+) -> Result<(), String> {
+    service.open_networks();
+    server::take_over(service);
     let looked_after = tokio::spawn(Arc::clone(service).look_after());
     let failed = |e: std::io::Error| format!("cannot listen at {listen:?}: {e}");
     let served = async {
@@ -122,6 +147,10 @@ async fn serve(service: &Arc<Service>, keys: Keys, listen: &Listen) -> Result<()
             Listen::Tcp(address) => {
                 let listener = TcpListener::bind(address).await.map_err(failed)?;
                 let at = listener.local_addr().map_err(failed)?;
+                // Names below `localhost` lead to this machine (RFC 6761).
+                let here = || format!("localhost:{}", at.port());
+                e2b.domain = Some(e2b.domain.unwrap_or_else(here));
+                let router = app(e2b)?;
                 tracing::info!(%at, "listening");
                 let listener = listener.tap_io(|stream| {
                     if let Err(error) = stream.set_nodelay(true) {
@@ -139,6 +168,7 @@ async fn serve(service: &Arc<Service>, keys: Keys, listen: &Listen) -> Result<()
                 let listener = UnixListener::bind(path).map_err(failed)?;
                 let private = std::os::unix::fs::PermissionsExt::from_mode(0o660);
                 std::fs::set_permissions(path, private).map_err(failed)?;
+                let router = app(e2b)?;
                 tracing::info!(path = %path.display(), "listening");
                 axum::serve(listener, router).await.map_err(failed)
             }

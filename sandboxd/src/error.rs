@@ -5,9 +5,12 @@ use serde::{Deserialize, Serialize};
 use crate::container::backend::BackendError;
 use crate::container::link::LinkError;
 use crate::container::protocol::Failure;
+use crate::disk::DiskError;
+use crate::network::NetworkError;
+use crate::trajectory::TrajectoryError;
 
 /// What the caller can do about an error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -29,10 +32,14 @@ pub enum ErrorKind {
     Refused,
     /// Our own machinery failed.
     InfraFailed,
+    /// The request was begun, and nobody knows what became of it. It is never carried out again by itself.
+    UnknownOutcome,
 }
 
 /// The body of every error reply.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[derive(
+    Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, utoipa::ToSchema,
+)]
 #[error("{message}")]
 pub struct ApiError {
     /// What to do about it.
@@ -56,7 +63,7 @@ impl ApiError {
             ErrorKind::Invalid => 400,
             ErrorKind::Unauthenticated => 401,
             ErrorKind::NotFound => 404,
-            ErrorKind::Conflict => 409,
+            ErrorKind::Conflict | ErrorKind::UnknownOutcome => 409,
             ErrorKind::SandboxGone => 410,
             ErrorKind::Refused => 422,
             ErrorKind::InfraFailed => 500,
@@ -92,7 +99,42 @@ impl From<LinkError> for ApiError {
                 Failure::Exhausted => ErrorKind::Exhausted,
                 Failure::Refused => ErrorKind::Refused,
                 Failure::Internal => ErrorKind::InfraFailed,
+                Failure::Forgotten => ErrorKind::UnknownOutcome,
             },
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
+impl From<DiskError> for ApiError {
+    fn from(error: DiskError) -> Self {
+        let full = matches!(&error, DiskError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull);
+        let kind = match (&error, full) {
+            (_, true) => ErrorKind::Exhausted,
+            (DiskError::NoDevice, _) => ErrorKind::Unavailable,
+            _ => ErrorKind::InfraFailed,
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
+impl From<NetworkError> for ApiError {
+    fn from(error: NetworkError) -> Self {
+        let kind = match &error {
+            NetworkError::Rule(_) => ErrorKind::Invalid,
+            NetworkError::Io { .. } => ErrorKind::InfraFailed,
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
+impl From<TrajectoryError> for ApiError {
+    fn from(error: TrajectoryError) -> Self {
+        let kind = match &error {
+            TrajectoryError::Differs { .. } => ErrorKind::Conflict,
+            TrajectoryError::Full { .. } => ErrorKind::Exhausted,
+            TrajectoryError::BadId { .. } => ErrorKind::Invalid,
+            _ => ErrorKind::InfraFailed,
         };
         Self::new(kind, error.to_string())
     }

@@ -1,15 +1,20 @@
 //! `sandboxd`: sandboxes composed of layers, and what runs in them.
 //!
 //! [`server`] is the HTTP API, [`sandboxes`] what it asks for, [`layers`] what sandboxes stand on (asked of layerd), [`store`]
-//! what is on disk, [`container`] the first backend. See `docs/sandbox.md`.
+//! what is on disk, [`trajectory`] what was asked and done, [`network`] what they may reach, [`container`] the first backend. See `docs/sandbox.md`.
 
 pub mod api;
 pub mod container;
 pub mod daemon;
+pub mod disk;
 pub mod error;
 mod ids;
+pub mod keys;
 pub mod layers;
+pub mod network;
 pub mod sandboxes;
+mod secret;
 pub mod server;
 pub mod store;
 mod sys;
+pub mod trajectory;

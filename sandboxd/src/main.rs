@@ -10,6 +10,7 @@ use clap::Parser;
 use sandboxd::container::spawner;
 use sandboxd::daemon::{self, Config, Listen};
 use sandboxd::sandboxes::Packer;
+use sandboxd::server::ForE2b;
 use tracing_subscriber::EnvFilter;
 
 /// Runs sandboxes composed of layers.
@@ -32,15 +33,28 @@ struct Args {
     /// Folder for records and for what sandboxes write. Not on a file system that is a layer itself.
     #[arg(long, value_name = "DIR")]
     state: PathBuf,
-    /// File of API keys: lines of `KEY PROJECT`.
+    /// File of API keys: lines of `HASH PROJECT`, as `dsec sandbox new-key` writes them. Without it everybody who can connect
+    /// may do everything.
     #[arg(long, value_name = "FILE")]
     api_keys: Option<PathBuf>,
+    /// What the host names of sandboxes' ports end with, for clients of E2B: `PORT-ID.DOMAIN`.
+    #[arg(long, value_name = "DOMAIN")]
+    domain: Option<String>,
+    /// What E2B's default template `base` stands for: `base[+workspace][+toolkit]...`.
+    #[arg(long, value_name = "REFS")]
+    e2b_template: Option<String>,
     /// Where packed layers are published: `dir:/path`, `s3://…` or `oci://…`.
     #[arg(long, value_name = "ORIGIN")]
     origin: Option<String>,
     /// The program that publishes them.
     #[arg(long, value_name = "PATH", default_value = "dsec")]
     dsec: PathBuf,
+    /// Addresses of names that network rules may use, as in /etc/hosts; others are looked up as this host does.
+    #[arg(long, value_name = "FILE")]
+    hosts: Option<PathBuf>,
+    /// MiB that a sandbox may write if its request says nothing. Without it: as much as the state's file system holds.
+    #[arg(long, value_name = "MIB")]
+    disk_mb: Option<u64>,
     /// First of the host's user and group ids that sandboxes have, 65536 each; a multiple of 65536 that nobody else uses.
     #[arg(long, value_name = "ID", default_value_t = 1 << 30)]
     first_id: u32,
@@ -85,10 +99,16 @@ fn main() -> ExitCode {
         listen: args.listen,
         state: args.state,
         api_keys: args.api_keys,
+        e2b: ForE2b {
+            domain: args.domain,
+            template: args.e2b_template,
+        },
         packer: Packer {
             program: args.dsec,
             origin: args.origin,
         },
+        hosts: args.hosts,
+        disk_mb: args.disk_mb,
         first_id: args.first_id,
         pool: args.pool,
     }))

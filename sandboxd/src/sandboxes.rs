@@ -3,7 +3,12 @@
 //! Each change is written down before it is made, so that the next daemon knows what to look for. Everything that may take long
 //! (layerd, mounts, processes that end) runs on threads that may block.
 
+mod changes;
 mod derive;
+mod mirror;
+mod plan;
+
+pub use changes::Changes;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -13,11 +18,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::api::{CreateRequest, SandboxInfo, State};
 use crate::container::backend::{Containers, Place, Plan};
-use crate::container::cgroup::{Limits, Usage};
+use crate::container::cgroup::Usage;
+use crate::disk::Disks;
 use crate::error::{ApiError, ErrorKind};
-use crate::ids;
 use crate::layers::{Held, Layers};
+use crate::network::Networks;
 use crate::store::{Record, Store};
+use crate::trajectory::Trajectory;
+use crate::trajectory::event::Asked;
 
 /// How long a create waits for its turn.
 const CREATE_PATIENCE: Duration = Duration::from_secs(60);
@@ -25,9 +33,6 @@ const CREATE_PATIENCE: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(200);
 /// Ticks between two looks at what layerd still has to hold.
 const TICKS_TO_TIDY: u32 = 25;
-const MEMORY_MB: u64 = 4096;
-const CPUS: f64 = 4.0;
-const PIDS: u32 = 4096;
 
 /// Milliseconds since 1970.
 pub(crate) fn now_ms() -> u64 {
@@ -52,7 +57,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
     done.unwrap_or_else(|e| Err(ApiError::new(ErrorKind::InfraFailed, e.to_string())))
 }
 
-fn disk(error: std::io::Error) -> ApiError {
+fn on_disk(error: std::io::Error) -> ApiError {
     let kind = match error.kind() {
         std::io::ErrorKind::StorageFull => ErrorKind::Exhausted,
         _ => ErrorKind::InfraFailed,
@@ -121,8 +126,13 @@ pub struct Service {
     containers: Containers,
     layers: Layers,
     store: Store,
+    trajectory: Trajectory,
+    networks: Networks,
+    disks: Disks,
     state: PathBuf,
     packer: Packer,
+    /// Disk limit of sandboxes that ask for none.
+    disk_mb: Option<u64>,
     table: Mutex<HashMap<String, Arc<Sandbox>>>,
     /// One lock a request id that is being worked on.
     requests: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
@@ -148,15 +158,23 @@ impl Service {
         state: PathBuf,
         layerd: &std::path::Path,
         packer: Packer,
+        networks: Networks,
+        disk_mb: Option<u64>,
         settings: crate::container::backend::Settings,
     ) -> Result<Arc<Self>, ApiError> {
-        let store = Store::open(&state).map_err(disk)?;
+        let store = Store::open(&state).map_err(on_disk)?;
         // Copies that an earlier run was packing: whoever asked has no answer and asks again.
         match std::fs::remove_dir_all(state.join("packing")) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(disk(e)),
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(on_disk(e)),
             _ => {}
         }
-        let records = store.all().map_err(disk)?;
+        let trajectory = Trajectory::open(&state.join("trajectory"))?;
+        let records = store.all().map_err(on_disk)?;
+        for id in trajectory.sandboxes()? {
+            if !records.iter().any(|record| record.info.id == id) {
+                trajectory.forget(&id)?;
+            }
+        }
         let living = |r: &Record| r.info.state != State::Gone && r.place.is_some();
         let places: Vec<Place> = records
             .iter()
@@ -175,8 +193,12 @@ impl Service {
             containers,
             layers,
             store,
+            trajectory,
+            networks,
+            disks: Disks::new(&state.join("disks")),
             state,
             packer,
+            disk_mb,
             table: Mutex::default(),
             requests: Mutex::default(),
             forking: Mutex::default(),
@@ -205,8 +227,34 @@ impl Service {
                 Ok(())
             }
             Some(_) => self.end(&sandbox, "it had ended while the daemon was down"),
-            None => self.end(&sandbox, "the daemon ended while it was being made"),
+            // Nothing has run in it: as if it had not been asked for.
+            None => {
+                self.end(&sandbox, "the daemon ended while it was being made")?;
+                self.table().remove(&id);
+                self.store.remove(&id).map_err(on_disk)?;
+                Ok(self.trajectory.forget(&id)?)
+            }
         }
+    }
+
+    /// What was asked of sandboxes, and what they did.
+    pub(crate) fn trajectory(&self) -> &Trajectory {
+        &self.trajectory
+    }
+
+    /// Sandboxes that have not ended.
+    pub(crate) fn living_sandboxes(&self) -> Vec<Arc<Sandbox>> {
+        let table = self.table();
+        let living = table.values().filter(|s| living(&s.lock()).is_ok());
+        living.cloned().collect()
+    }
+
+    /// Where a sandbox's agent listens, whether it is paused or not.
+    ///
+    /// # Errors
+    /// `SandboxGone`.
+    pub(crate) fn socket(&self, sandbox: &Sandbox) -> Result<PathBuf, ApiError> {
+        Ok(self.containers.socket(&living(&sandbox.record())?))
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<String, Arc<Sandbox>>> {
@@ -276,6 +324,11 @@ impl Service {
             .ok_or_else(|| ApiError::new(ErrorKind::NotFound, format!("no sandbox `{id}`")))
     }
 
+    /// A sandbox, for whom its token lets in.
+    pub(crate) fn find_any(&self, id: &str) -> Option<Arc<Sandbox>> {
+        self.table().get(id).cloned()
+    }
+
     /// All of a project, by creation.
     pub(crate) fn list(&self, project: &str) -> Vec<SandboxInfo> {
         let table = self.table();
@@ -297,9 +350,14 @@ impl Service {
         project: &str,
         request: CreateRequest,
     ) -> Result<SandboxInfo, ApiError> {
-        let record = plan(project, &request)?;
+        let record = plan::plan(project, &request, self.disk_mb)?;
+        let asked = Asked {
+            method: "POST".to_owned(),
+            path: String::new(),
+            body: serde_json::to_value(&request).ok(),
+        };
         let Some(request_id) = request.request_id else {
-            return self.make(record).await;
+            return self.make(record, asked).await;
         };
         let key = format!("{project}\n{request_id}");
         let turn = {
@@ -308,24 +366,30 @@ impl Service {
             Arc::clone(requests.entry(key).or_default())
         };
         let _turn = turn.lock().await;
-        let made =
-            self.table().values().map(|s| s.record()).find(|r| {
-                r.project == project && r.info.request_id.as_deref() == Some(&request_id)
-            });
+        let made = self.made_by(project, &request_id);
         match made {
             Some(made) if made.info.refs != record.info.refs => Err(ApiError::new(
                 ErrorKind::Conflict,
                 format!("request `{request_id}` made a sandbox of other layers"),
             )),
             Some(made) => Ok(made.info),
-            None => self.make(record).await,
+            None => self.make(record, asked).await,
         }
     }
 
-    async fn make(self: &Arc<Self>, record: Record) -> Result<SandboxInfo, ApiError> {
+    fn made_by(&self, project: &str, request_id: &str) -> Option<Record> {
+        let table = self.table();
+        let found = table.values().find(|sandbox| {
+            let record = sandbox.lock();
+            record.project == project && record.info.request_id.as_deref() == Some(request_id)
+        });
+        found.map(|sandbox| sandbox.record())
+    }
+
+    async fn make(self: &Arc<Self>, record: Record, asked: Asked) -> Result<SandboxInfo, ApiError> {
         let service = Arc::clone(self);
         // On a thread of its own: a client that goes away does not leave half a sandbox.
-        blocking(move || service.make_now(record, None)).await
+        blocking(move || service.make_now(record, None, asked)).await
     }
 
     /// Makes what a record describes, on the layers of `held` or those that its names stand for. Blocks.
@@ -333,6 +397,7 @@ impl Service {
         &self,
         mut record: Record,
         held: Option<Arc<Held>>,
+        asked: Asked,
     ) -> Result<SandboxInfo, ApiError> {
         let id = record.info.id.clone();
         let held = match held {
@@ -341,22 +406,24 @@ impl Service {
         };
         record.info.layers.clone_from(&held.layers);
         record.hold = Some(held.mountpoint.clone());
-        self.store.put(&record).map_err(disk)?;
+        self.store.put(&record).map_err(on_disk)?;
         match self.place(&record, &held) {
             Ok(place) => record.place = Some(place),
             Err(error) => {
-                self.store.remove(&id).map_err(disk)?;
+                self.store.remove(&id).map_err(on_disk)?;
                 return Err(error);
             }
         }
         record.info.state = State::Running;
         record.info.ends_ms = record.lifetime_ms.map(|life| now_ms() + life);
-        if let Err(error) = self.store.put(&record) {
+        if let Err(error) = self.write_down(&record, asked) {
+            self.networks.close(&id);
             if let Some(place) = &record.place {
                 self.containers.kill(place)?;
             }
-            self.store.remove(&id).map_err(disk)?;
-            return Err(disk(error));
+            self.store.remove(&id).map_err(on_disk)?;
+            self.trajectory.forget(&id)?;
+            return Err(error);
         }
         let info = record.info.clone();
         let sandbox = Arc::new(Sandbox::new(record, Some(held)));
@@ -365,15 +432,51 @@ impl Service {
         Ok(info)
     }
 
+    /// A new sandbox's record and the beginning of its trajectory; the record that has no place was the intent.
+    fn write_down(&self, record: &Record, asked: Asked) -> Result<(), ApiError> {
+        let id = &record.info.id;
+        let request_id = record.info.request_id.as_deref().unwrap_or("create");
+        let reply = serde_json::to_value(&record.info).unwrap_or_default();
+        self.trajectory.add(id, request_id, asked, reply)?;
+        self.store.put(record).map_err(on_disk)
+    }
+
     fn place(&self, record: &Record, held: &Held) -> Result<Place, ApiError> {
+        if let Some(disk) = &record.info.disk {
+            let id = &record.info.id;
+            self.disks
+                .attach(disk, &self.store.image(id), &self.store.rw(id))?;
+        }
         let layers: Vec<PathBuf> = held.lowers.iter().chain(&record.frozen).cloned().collect();
-        Ok(self.containers.create(&Plan {
+        let place = self.containers.create(&Plan {
             layers: &layers,
             rw: &self.store.rw(&record.info.id),
             hostname: &record.info.id,
             limits: &record.limits,
             patience: CREATE_PATIENCE,
-        })?)
+        })?;
+        if let Err(error) = self
+            .networks
+            .open(&record.info.id, place.pid, &record.network)
+        {
+            self.containers.kill(&place)?;
+            return Err(error.into());
+        }
+        Ok(place)
+    }
+
+    /// Opens the networks of sandboxes that an earlier daemon made. Within a runtime.
+    pub(crate) fn open_networks(&self) {
+        for sandbox in self.living_sandboxes() {
+            let record = sandbox.record();
+            let Some(place) = &record.place else { continue };
+            let opened = self
+                .networks
+                .open(&record.info.id, place.pid, &record.network);
+            if let Err(error) = opened {
+                tracing::error!(id = record.info.id, %error, "a sandbox that was adopted has no network");
+            }
+        }
     }
 
     /// Ends a sandbox, whatever it is doing.
@@ -396,14 +499,16 @@ impl Service {
         if record.info.state == State::Gone {
             return Ok(());
         }
+        self.networks.close(&record.info.id);
         if let Some(place) = &record.place {
             self.containers.kill(place)?;
         }
-        self.store.remove_rw(&record.info.id).map_err(disk)?;
+        self.store.remove_rw(&record.info.id).map_err(on_disk)?;
         record.info.state = State::Gone;
         record.info.reason = Some(reason.to_owned());
         record.frozen.clear();
-        self.store.put(&record).map_err(disk)?;
+        self.store.put(&record).map_err(on_disk)?;
+        self.trajectory.ended(&record.info.id, reason)?;
         tracing::info!(id = record.info.id, reason, "ended");
         *sandbox.lock() = record;
         *sandbox.held.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -450,7 +555,7 @@ impl Service {
                     service.containers.resume(&place)?;
                 }
                 record.info.state = to;
-                service.store.put(&record).map_err(disk)?;
+                service.store.put(&record).map_err(on_disk)?;
                 *sandbox.lock() = record;
             }
             Ok(sandbox.info())
@@ -488,7 +593,7 @@ impl Service {
         let mut record = sandbox.record();
         living(&record)?;
         record.info.ends_ms = timeout.map(ms).transpose()?.map(|ms| now_ms() + ms);
-        self.store.put(&record).map_err(disk)?;
+        self.store.put(&record).map_err(on_disk)?;
         *sandbox.lock() = record;
         Ok(sandbox.info())
     }
@@ -541,66 +646,4 @@ fn living(record: &Record) -> Result<Place, ApiError> {
             Err(ApiError::new(ErrorKind::SandboxGone, message))
         }
     }
-}
-
-/// The record of a sandbox that is asked for.
-fn plan(project: &str, request: &CreateRequest) -> Result<Record, ApiError> {
-    let invalid = |message: String| Err(ApiError::new(ErrorKind::Invalid, message));
-    if request.backend != "container" {
-        return invalid(format!(
-            "backend `{}` is not one of: container",
-            request.backend
-        ));
-    }
-    if request
-        .network
-        .as_ref()
-        .is_some_and(|n| !n.allow.is_empty())
-    {
-        return invalid(
-            "network rules are not available yet: a sandbox reaches nothing but itself".to_owned(),
-        );
-    }
-    let cpus = request.cpus.unwrap_or(CPUS);
-    if !(0.01..=1024.0).contains(&cpus) {
-        return invalid(format!("`cpus` of {cpus}: 0.01 to 1024 are expected"));
-    }
-    let memory_mb = request.memory_mb.unwrap_or(MEMORY_MB);
-    if !(4..=16 << 20).contains(&memory_mb) {
-        return invalid(format!(
-            "`memory_mb` of {memory_mb}: 4 to 16777216 are expected"
-        ));
-    }
-    let refs = std::iter::once(&request.base)
-        .chain(&request.workspace)
-        .chain(&request.toolkits);
-    Ok(Record {
-        info: SandboxInfo {
-            id: format!("sb-{}", ids::random()),
-            state: State::Creating,
-            reason: None,
-            backend: request.backend.clone(),
-            refs: refs.cloned().collect(),
-            layers: Vec::new(),
-            created_ms: now_ms(),
-            ends_ms: None,
-            metadata: request.metadata.clone(),
-            request_id: request.request_id.clone(),
-            parent: None,
-        },
-        project: project.to_owned(),
-        limits: Limits {
-            memory_bytes: memory_mb << 20,
-            cpus,
-            pids: request.pids.unwrap_or(PIDS),
-        },
-        envs: request.envs.clone(),
-        user: request.user.clone().unwrap_or_default(),
-        cwd: request.cwd.clone().unwrap_or_default(),
-        idle_ms: request.idle_timeout.map(ms).transpose()?,
-        lifetime_ms: request.timeout.map(ms).transpose()?,
-        place: None,
-        hold: None,
-        frozen: Vec::new(),
-    })
 }

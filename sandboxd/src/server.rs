@@ -1,70 +1,44 @@
 //! The HTTP API: who asks, what for, and the answer. No decisions are made here.
 
+mod e2b;
+mod ended;
 mod execs;
 mod files;
+mod openapi;
+mod recorded;
+mod trajectory;
 
-use std::collections::HashMap;
+pub(crate) use ended::take_over;
+
 use std::fmt::Write as _;
-use std::path::{Path as FilePath, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use axum::extract::{FromRef, FromRequestParts, Path, State};
+use axum::extract::{FromRef, FromRequestParts, Path, Query, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post};
+use axum::routing::get;
 use axum::{Json, Router};
+use serde::de::DeserializeOwned;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use crate::api::{
     CreateRequest, ForkReply, ForkRequest, PackReply, PackRequest, SandboxInfo, Sandboxes,
     TimeoutRequest, UsageReply,
 };
 use crate::error::{ApiError, ErrorKind};
+use crate::keys::Keys;
 use crate::sandboxes::{Sandbox, Service};
-
-/// Who may ask: keys and the project that each stands for.
-#[derive(Debug, Clone, Default)]
-pub struct Keys {
-    projects: HashMap<String, String>,
-}
-
-impl Keys {
-    /// Reads a file of lines `KEY PROJECT`; empty lines and those that begin with `#` say nothing.
-    ///
-    /// # Errors
-    /// When it cannot be read or a line is not of that form.
-    pub fn read(path: &FilePath) -> Result<Self, String> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|e| format!("cannot read `{}`: {e}", path.display()))?;
-        let mut projects = HashMap::new();
-        for (number, line) in text.lines().enumerate() {
-            let line = line.trim();
-            if line.is_empty() || line.starts_with('#') {
-                continue;
-            }
-            let Some((key, project)) = line.split_once(char::is_whitespace) else {
-                let number = number + 1;
-                return Err(format!(
-                    "`{}` line {number}: `KEY PROJECT` is expected",
-                    path.display()
-                ));
-            };
-            projects.insert(key.to_owned(), project.trim().to_owned());
-        }
-        Ok(Self { projects })
-    }
-
-    /// Whether anybody may ask.
-    pub fn open_to_all(&self) -> bool {
-        self.projects.is_empty()
-    }
-}
+use openapi::Failures;
 
 /// What every handler needs.
 #[derive(Debug, Clone)]
 pub(crate) struct App {
     service: Arc<Service>,
     keys: Arc<Keys>,
+    e2b: Arc<e2b::Settings>,
 }
 
 impl FromRef<App> for Arc<Service> {
@@ -81,19 +55,7 @@ impl FromRequestParts<App> for Project {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
-        if app.keys.open_to_all() {
-            return Ok(Self("default".to_owned()));
-        }
-        let header = |name: &str| parts.headers.get(name).and_then(|v| v.to_str().ok());
-        let bearer = header("authorization").and_then(|v| v.strip_prefix("Bearer "));
-        let key = bearer.or_else(|| header("x-api-key")).unwrap_or_default();
-        match app.keys.projects.get(key) {
-            Some(project) => Ok(Self(project.clone())),
-            None => Err(ApiError::new(
-                ErrorKind::Unauthenticated,
-                "an API key is needed: `Authorization: Bearer KEY` (clients read DSEC_API_KEY)",
-            )),
-        }
+        app.keys.project_of(&parts.headers).map(Self)
     }
 }
 
@@ -105,9 +67,14 @@ impl IntoResponse for ApiError {
             Json(&self),
         )
             .into_response();
-        if self.kind == ErrorKind::Unavailable {
-            let headers = response.headers_mut();
-            headers.insert("retry-after", axum::http::HeaderValue::from_static("1"));
+        let told = match self.kind {
+            ErrorKind::Unavailable => Some(("retry-after", "1")),
+            ErrorKind::Unauthenticated => Some(("www-authenticate", "Bearer")),
+            _ => None,
+        };
+        if let Some((name, value)) = told {
+            let value = axum::http::HeaderValue::from_static(value);
+            response.headers_mut().insert(name, value);
         }
         response
     }
@@ -117,7 +84,7 @@ impl IntoResponse for ApiError {
 #[derive(Debug)]
 pub(crate) struct Asked<T>(pub(crate) T);
 
-impl<T: serde::de::DeserializeOwned> axum::extract::FromRequest<App> for Asked<T> {
+impl<T: DeserializeOwned> axum::extract::FromRequest<App> for Asked<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: axum::extract::Request, app: &App) -> Result<Self, ApiError> {
@@ -132,53 +99,109 @@ impl<T: serde::de::DeserializeOwned> axum::extract::FromRequest<App> for Asked<T
     }
 }
 
-/// All routes.
-pub fn router(service: Arc<Service>, keys: Keys) -> Router {
+/// A path or query; what is wrong with it is told as every other error.
+#[derive(Debug)]
+pub(crate) struct Told<T>(pub(crate) T);
+
+impl<T: DeserializeOwned + Send> FromRequestParts<App> for Told<Path<T>> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        let told = Path::from_request_parts(parts, app).await;
+        told.map(Self)
+            .map_err(|e| ApiError::new(ErrorKind::Invalid, e.body_text()))
+    }
+}
+
+impl<T: DeserializeOwned> FromRequestParts<App> for Told<Query<T>> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        let told = Query::from_request_parts(parts, app).await;
+        told.map(Self)
+            .map_err(|e| ApiError::new(ErrorKind::Invalid, e.body_text()))
+    }
+}
+
+async fn not_allowed() -> (StatusCode, Json<ApiError>) {
+    let message = "this path has other methods: see the header `Allow`";
+    let error = ApiError::new(ErrorKind::Invalid, message);
+    (StatusCode::METHOD_NOT_ALLOWED, Json(error))
+}
+
+/// What is told to clients of E2B.
+#[derive(Debug, Clone, Default)]
+pub struct ForE2b {
+    /// What host names of ports end with: `PORT-ID.DOMAIN`.
+    pub domain: Option<String>,
+    /// What the template `base` stands for.
+    pub template: Option<String>,
+}
+
+/// All routes; `state` is the folder for what must be the same after a restart.
+///
+/// # Errors
+/// When the secret of the state folder cannot be read or made.
+pub fn router(
+    service: Arc<Service>,
+    keys: Keys,
+    state: &std::path::Path,
+    e2b: ForE2b,
+) -> std::io::Result<Router> {
     let app = App {
         service,
         keys: Arc::new(keys),
+        e2b: Arc::new(e2b::Settings::open(state, e2b.domain, e2b.template)?),
     };
-    Router::new()
-        .route("/health", get(|| async { StatusCode::NO_CONTENT }))
+    let (native, document) = native().split_for_parts();
+    let document = openapi::bytes(&document)?;
+    let document = move || async move { ([("content-type", "application/json")], document) };
+    Ok(native
+        .route("/v1/sandboxes/{id}/changes", get(trajectory::changes))
+        .route("/v1/sandboxes/{id}/trajectory", get(trajectory::events))
+        .route(
+            "/v1/sandboxes/{id}/trajectory/{seq}/body",
+            get(trajectory::body),
+        )
+        .route_layer(axum::middleware::from_fn_with_state(
+            app.clone(),
+            recorded::layer,
+        ))
+        .route("/openapi.json", get(document))
         .route("/metrics", get(metrics))
-        .route("/v1/sandboxes", post(create).get(list))
-        .route("/v1/sandboxes/{id}", get(show).delete(kill))
-        .route("/v1/sandboxes/{id}/pause", post(pause))
-        .route("/v1/sandboxes/{id}/resume", post(resume))
-        .route("/v1/sandboxes/{id}/timeout", post(set_timeout))
-        .route("/v1/sandboxes/{id}/usage", get(usage))
-        .route("/v1/sandboxes/{id}/fork", post(fork))
-        .route("/v1/sandboxes/{id}/pack_diff", post(pack_diff))
-        .route(
-            "/v1/sandboxes/{id}/execs",
-            post(execs::start).get(execs::list),
-        )
-        .route("/v1/sandboxes/{id}/execs/{exec}", get(execs::wait))
-        .route("/v1/sandboxes/{id}/execs/{exec}/stream", get(execs::attach))
-        .route("/v1/sandboxes/{id}/execs/{exec}/stdin", post(execs::stdin))
-        .route(
-            "/v1/sandboxes/{id}/execs/{exec}/signal",
-            post(execs::signal),
-        )
-        .route(
-            "/v1/sandboxes/{id}/execs/{exec}/resize",
-            post(execs::resize),
-        )
-        .route(
-            "/v1/sandboxes/{id}/files",
-            get(files::read).put(files::write),
-        )
-        .route("/v1/sandboxes/{id}/files", delete(files::remove))
-        .route("/v1/sandboxes/{id}/files/list", get(files::list))
-        .route("/v1/sandboxes/{id}/files/stat", get(files::stat))
-        .route("/v1/sandboxes/{id}/files/mkdir", post(files::make_dir))
-        .route("/v1/sandboxes/{id}/files/rename", post(files::rename))
-        .route(
-            "/v1/sandboxes/{id}/tree",
-            get(files::pack).put(files::unpack),
-        )
+        .merge(e2b::router())
         .fallback(|| async { ApiError::new(ErrorKind::NotFound, "no such path in this API") })
-        .with_state(app)
+        .method_not_allowed_fallback(not_allowed)
+        .layer(axum::middleware::from_fn_with_state(
+            app.clone(),
+            e2b::by_host,
+        ))
+        .with_state(app))
+}
+
+fn native() -> OpenApiRouter<App> {
+    OpenApiRouter::with_openapi(openapi::head())
+        .routes(routes!(create, list))
+        .routes(routes!(show, kill))
+        .routes(routes!(pause))
+        .routes(routes!(resume))
+        .routes(routes!(set_timeout))
+        .routes(routes!(usage))
+        .routes(routes!(fork))
+        .routes(routes!(pack_diff))
+        .routes(routes!(execs::start, execs::list))
+        .routes(routes!(execs::wait))
+        .routes(routes!(execs::attach))
+        .routes(routes!(execs::stdin))
+        .routes(routes!(execs::signal))
+        .routes(routes!(execs::resize))
+        .routes(routes!(files::read, files::write, files::remove))
+        .routes(routes!(files::list))
+        .routes(routes!(files::stat))
+        .routes(routes!(files::make_dir))
+        .routes(routes!(files::rename))
+        .routes(routes!(files::watch))
+        .routes(routes!(files::pack, files::unpack))
 }
 
 /// The sandbox of a path, if it is the caller's.
@@ -197,6 +220,14 @@ pub(crate) async fn agent(
     Ok((sandbox, socket))
 }
 
+/// Make a sandbox.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes",
+    tag = "sandboxes",
+    request_body = CreateRequest,
+    responses((status = 201, description = "It runs", body = SandboxInfo), Failures)
+)]
 async fn create(
     State(app): State<App>,
     project: Project,
@@ -206,51 +237,99 @@ async fn create(
     Ok((StatusCode::CREATED, Json(info)))
 }
 
+/// All sandboxes of the key's project, ended ones too.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes",
+    tag = "sandboxes",
+    responses((status = 200, description = "Done", body = Sandboxes), Failures)
+)]
 async fn list(State(app): State<App>, project: Project) -> Json<Sandboxes> {
     Json(Sandboxes {
         sandboxes: app.service.list(&project.0),
     })
 }
 
+/// One sandbox, also after its end.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    responses((status = 200, description = "Done", body = SandboxInfo), Failures)
+)]
 async fn show(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
 ) -> Result<Json<SandboxInfo>, ApiError> {
     Ok(Json(find(&app, &project, &id)?.info()))
 }
 
+/// End a sandbox, whatever it is doing.
+#[utoipa::path(
+    delete,
+    path = "/v1/sandboxes/{id}",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    responses((status = 200, description = "Done", body = SandboxInfo), Failures)
+)]
 async fn kill(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
 ) -> Result<Json<SandboxInfo>, ApiError> {
     let sandbox = find(&app, &project, &id)?;
     Ok(Json(app.service.kill(sandbox).await?))
 }
 
+/// Let it stand still and give its memory back.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/pause",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    responses((status = 200, description = "Done", body = SandboxInfo), Failures)
+)]
 async fn pause(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
 ) -> Result<Json<SandboxInfo>, ApiError> {
     let sandbox = find(&app, &project, &id)?;
     Ok(Json(app.service.pause(&sandbox).await?))
 }
 
+/// Let it go on.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/resume",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    responses((status = 200, description = "Done", body = SandboxInfo), Failures)
+)]
 async fn resume(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
 ) -> Result<Json<SandboxInfo>, ApiError> {
     let sandbox = find(&app, &project, &id)?;
     Ok(Json(app.service.resume(&sandbox).await?))
 }
 
+/// Set when it is killed.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/timeout",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    request_body = TimeoutRequest,
+    responses((status = 200, description = "Done", body = SandboxInfo), Failures)
+)]
 async fn set_timeout(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
     Asked(request): Asked<TimeoutRequest>,
 ) -> Result<Json<SandboxInfo>, ApiError> {
     let sandbox = find(&app, &project, &id)?;
@@ -259,30 +338,56 @@ async fn set_timeout(
     ))
 }
 
+/// What it uses.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}/usage",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    responses((status = 200, description = "Done", body = UsageReply), Failures)
+)]
 async fn usage(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
 ) -> Result<Json<UsageReply>, ApiError> {
     let sandbox = find(&app, &project, &id)?;
     let usage = app.service.usage(&sandbox)?;
     Ok(Json(UsageReply { usage }))
 }
 
+/// Make children with the files that it has now.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/fork",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    request_body = ForkRequest,
+    responses((status = 200, description = "Done", body = ForkReply), Failures)
+)]
 async fn fork(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
     Asked(request): Asked<ForkRequest>,
 ) -> Result<Json<ForkReply>, ApiError> {
     let sandbox = find(&app, &project, &id)?;
     Ok(Json(app.service.fork(sandbox, request).await?))
 }
 
+/// Publish what it changed as a layer.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/pack_diff",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    request_body = PackRequest,
+    responses((status = 200, description = "Done", body = PackReply), Failures)
+)]
 async fn pack_diff(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
     Asked(request): Asked<PackRequest>,
 ) -> Result<Json<PackReply>, ApiError> {
     let sandbox = find(&app, &project, &id)?;

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::api::{SandboxInfo, State};
 use crate::container::backend::Place;
 use crate::container::cgroup::Limits;
+use crate::network::policy::Rule;
 
 /// Records of ended sandboxes that are kept.
 const ENDED_MAX: usize = 1000;
@@ -41,6 +42,9 @@ pub struct Record {
     pub place: Option<Place>,
     /// The composition it stands on.
     pub hold: Option<PathBuf>,
+    /// What it may reach.
+    #[serde(default)]
+    pub network: Vec<Rule>,
     /// Folders with the changes of its ancestors, lowest first, on top of the layers.
     pub frozen: Vec<PathBuf>,
 }
@@ -74,6 +78,11 @@ impl Store {
         self.folder(id).join("rw")
     }
 
+    /// The file that a sandbox's disk is in, if it has a limit.
+    pub fn image(&self, id: &str) -> PathBuf {
+        self.folder(id).join("disk.ext4")
+    }
+
     /// Writes a record.
     ///
     /// # Errors
@@ -92,6 +101,7 @@ impl Store {
     /// # Errors
     /// What the disk says; that nothing is there is none.
     pub fn remove(&self, id: &str) -> io::Result<()> {
+        crate::disk::detach(&self.rw(id))?;
         gone_already(fs::remove_dir_all(self.folder(id)))
     }
 
@@ -100,6 +110,8 @@ impl Store {
     /// # Errors
     /// What the disk says; that nothing is there is none.
     pub fn remove_rw(&self, id: &str) -> io::Result<()> {
+        crate::disk::detach(&self.rw(id))?;
+        gone_already(fs::remove_file(self.image(id)))?;
         gone_already(fs::remove_dir_all(self.rw(id)))
     }
 

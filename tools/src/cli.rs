@@ -200,6 +200,14 @@ A layer named by its digest is copied without a tag; garbage collection removes 
   dsec sandbox kill $ID"
     )]
     Sandbox(crate::commands::sandbox::SandboxCommand),
+    /// Show what was asked of a sandbox and what it did, or do it again elsewhere.
+    #[command(
+        subcommand,
+        after_help = "Examples:
+  dsec trajectory show sb-0123456789abcdef
+  dsec trajectory replay sb-0123456789abcdef --on base/debian:12"
+    )]
+    Trajectory(crate::commands::trajectory::TrajectoryCommand),
     /// Make, attach and snapshot writable disks, and read OverlayBD layer files.
     #[command(after_help = "Examples:
   dsec disk create vm1 --from ./debian.qcow2 --size 20GiB

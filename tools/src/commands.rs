@@ -21,6 +21,7 @@ pub(crate) mod run;
 pub(crate) mod sandbox;
 pub(crate) mod tags;
 pub(crate) mod trace;
+pub(crate) mod trajectory;
 mod verify;
 
 use std::process::ExitCode;
@@ -63,6 +64,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::ExportSet(args) => export_set::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Sandbox(command) => sandbox::run(&command),
+        Command::Trajectory(command) => trajectory::run(&command),
         Command::Disk { what } => disk::run(&what),
         Command::Bench { args } => bench::run(&args),
     };

@@ -17,7 +17,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::error::BuildError;
 use super::hot::{self, Chunk, HotPlan};
-use super::known::{self, Known};
 use super::options::{Phase, Progress, Step};
 use super::publish::{self, Publisher};
 use super::readback::compare_trees;
@@ -351,8 +350,7 @@ fn make(
     if count > SEGMENTS_MAX {
         return Err(BuildError::TooManySegments { found: count }.into());
     }
-    let known = known::load(old.origin)?;
-    let staged = stage(old, plan, &known, options)?;
+    let staged = stage(old, plan, options)?;
     let manifest = &old.layer.manifest;
     let mut table: Vec<Segment> = staged.own.iter().map(|s| s.segment).collect();
     table.extend(
@@ -404,7 +402,9 @@ fn make(
         placement: &placement,
     };
     let stored = publish::publish(publisher, &staged, &parts, &target.tag, &record)?;
-    let fresh = to_u64(staged.own.iter().filter(|s| s.is_new()).count());
+    // Nothing is new if the origin had this very layer.
+    let fresh = staged.own.iter().filter(|s| stored > 0 && s.is_new());
+    let fresh = to_u64(fresh.count());
     let stored_len = |s: &StagedSegment| match s.stored {
         Stored::New(_, range) | Stored::Known(_, range) => range.len,
     };
@@ -542,14 +542,14 @@ fn gather(
     Ok((file, starts))
 }
 
-/// A hot segment that was made: its name, and its frame or the place where the origin has it.
-type Made = (Segment, Result<(Pack, crate::origin::ByteRange), Vec<u8>>);
+/// A hot segment that was made: its name and its frame.
+type Made = (Segment, Vec<u8>);
 
-/// Makes the hot segments: in batches, compressed by several threads, written in order.
+/// Makes the hot segments: in batches, compressed by several threads, written in order. Also those that the origin has elsewhere
+/// are written: a range that is fetched ahead must not break off.
 fn stage(
     old: &Old<'_>,
     plan: &HotPlan,
-    known: &Known,
     options: &OptimizeOptions,
 ) -> Result<Staged, OptimizeError> {
     let folder = old.origin.staging().unwrap_or_else(std::env::temp_dir);
@@ -571,19 +571,15 @@ fn stage(
         let mut plain = vec![0; to_usize(u64::from(segment.blocks) * BLOCK_SIZE)];
         file.read_exact_at(&mut plain, *start)?;
         let segment = Segment(Digest::of(&plain), to_u64(plain.len()));
-        let there = known::find(old.origin, known, segment);
-        Ok((segment, there.ok_or_else(|| encoder.encode(&plain))))
+        Ok((segment, encoder.encode(&plain)))
     };
     let mut writer = PackWriter::new(folder.clone(), old.origin.chunk_bytes());
     let mut own: Vec<StagedSegment> = Vec::with_capacity(plan.segments.len());
     let mut done = 0;
     while own.len() < plan.segments.len() {
         let batch = own.len()..(own.len() + BATCH).min(plan.segments.len());
-        for (segment, made) in in_order(batch, options, &make).map_err(failed)? {
-            let stored = match made {
-                Ok((pack, range)) => Stored::Known(pack, range),
-                Err(frame) => writer.store(&frame, segment.len())?,
-            };
+        for (segment, frame) in in_order(batch, options, &make).map_err(failed)? {
+            let stored = writer.store(&frame, segment.len())?;
             own.push(StagedSegment { segment, stored });
             done += segment.len();
         }

@@ -1,9 +1,9 @@
 //! How far a trace is followed ahead of the readers.
 //!
 //! A trace of another workload foresees what nobody will read, and its ranges share the link and the processor with the readers.
-//! So what is fetched first is a guess, of some ten milliseconds of the link, and each stored byte that is read pays for itself and
-//! half as much again. A trace that fits is followed with growing strides, one that does not costs the guess and half of what
-//! the two have in common.
+//! So what is fetched first is a guess, of some twenty milliseconds of the link, and each stored byte that is read pays for itself and
+//! half as much again. A trace that fits is followed with growing strides. One that does not fit costs the guess and half of what was
+//! foreseen rightly: a reader who jumps about in it pays for nothing ahead.
 
 use std::collections::HashMap;
 
@@ -76,11 +76,17 @@ impl Ahead {
         progress.stride
     }
 
-    /// A range of the layer's trace begins, whose last segment is `last`.
-    pub(super) fn begin(&mut self, layer: &Digest, bytes: u64, last: Option<usize>) {
+    /// So many bytes of the layer's trace begin.
+    pub(super) fn begin(&mut self, layer: &Digest, bytes: u64) {
         if let Some(progress) = self.layers.get_mut(layer) {
             progress.begun = progress.begun.saturating_add(bytes);
-            progress.next = last.map_or(progress.next, |last| last + 1);
+        }
+    }
+
+    /// Segment `last` is the last one of those that begin.
+    pub(super) fn pass(&mut self, layer: &Digest, last: Option<usize>) {
+        if let (Some(progress), Some(last)) = (self.layers.get_mut(layer), last) {
+            progress.next = last + 1;
         }
     }
 
@@ -102,9 +108,9 @@ mod tests {
         let layer = Digest::of(b"layer");
         let mut ahead = Ahead::default();
         ahead.start(layer);
-        ahead.begin(&layer, 70, None);
+        ahead.begin(&layer, 70);
         assert_eq!(ahead.left(&layer, 100), 30);
-        ahead.begin(&layer, 70, None);
+        ahead.begin(&layer, 70);
         assert_eq!(ahead.left(&layer, 100), 0);
         ahead.read(&layer, 60);
         assert_eq!(ahead.left(&layer, 100), 50);
@@ -122,10 +128,10 @@ mod tests {
         let layer = Digest::of(b"layer");
         let mut ahead = Ahead::default();
         ahead.start(layer);
-        ahead.begin(&layer, 1, Some(9));
+        ahead.pass(&layer, Some(9));
         let mut take = |index| {
             let stride = ahead.stride(&layer, index, 400 << 10);
-            ahead.begin(&layer, 1, Some(index));
+            ahead.pass(&layer, Some(index));
             stride >> 10
         };
         assert_eq!([10, 12, 16, 17].map(&mut take), [128, 256, 400, 400]);

@@ -88,24 +88,47 @@ impl RangePlan {
 
     /// Takes the part of segment `index` out, with those behind it as long as all have at most `bytes_max` stored bytes; what
     /// was before and behind them stays.
-    pub fn take(
-        mut self,
-        index: usize,
-        bytes_max: u64,
-    ) -> (Option<Self>, Option<Self>, Option<Self>) {
+    pub fn take(self, index: usize, bytes_max: u64) -> (Option<Self>, Option<Self>, Option<Self>) {
         let Some(at) = self.parts.iter().position(|part| part.index == index) else {
             return (Some(self), None, None);
         };
-        let mut taken = self.parts.split_off(at);
         let mut bytes = 0;
-        let mut fits = |part: &Part| {
+        let mut fits = |part: &&Part| {
             bytes += part.len;
             bytes <= bytes_max
         };
-        let count = taken.iter().take_while(|part| fits(part)).count().max(1);
-        let behind = taken.split_off(count);
+        let count = self.parts.iter().skip(at).take_while(|part| fits(part));
+        let count = count.count().max(1);
+        self.cut(at, count)
+    }
+
+    /// What is before parts `[at, at + count)`, these, and what is behind them.
+    fn cut(mut self, at: usize, count: usize) -> (Option<Self>, Option<Self>, Option<Self>) {
+        let mut taken = self.parts.split_off(at.min(self.parts.len()));
+        let behind = taken.split_off(count.min(taken.len()));
         let of = |parts| Self::of(self.pack, parts);
         (of(self.parts), of(taken), of(behind))
+    }
+
+    /// As [`RangePlan::take`], the segment and the other half of its aligned pair if that is next to it, short, and `worth` its bytes.
+    pub fn take_pair(
+        self,
+        index: usize,
+        worth: impl Fn(u64) -> bool,
+    ) -> (Option<Self>, Option<Self>, Option<Self>) {
+        let place = |index| self.parts.iter().position(|part| part.index == index);
+        let Some(at) = place(index) else {
+            return (Some(self), None, None);
+        };
+        let short = |at: usize| {
+            let len = self.parts.get(at).map_or(u64::MAX, |part| part.len);
+            (len <= PAIRED_BYTES_MAX).then_some(len)
+        };
+        let spare = place(index ^ 1).filter(|spare| spare.abs_diff(at) == 1);
+        match spare.and_then(|spare| Some((spare, short(at).and(short(spare))?))) {
+            Some((spare, bytes)) if worth(bytes) => self.cut(at.min(spare), 2),
+            _ => self.cut(at, 1),
+        }
     }
 
     /// The range's frames; `None` where `bytes` is too short for one.
@@ -242,6 +265,36 @@ mod tests {
             ranges(&plan(&p, 0..3, 100)),
             [(0, 60, 1), (60, 60, 1), (120, 300, 1)]
         );
+    }
+
+    /// Mutations: `^ 1` is `+ 1`; no `short`; no `worth`.
+    #[test]
+    fn a_pair_is_taken_if_it_is_short_and_worth_it() {
+        let long = u32::try_from(PAIRED_BYTES_MAX).unwrap() + 1;
+        let lens = [10, 20, 30, long, 40, 50, 60];
+        let mut spots = Vec::new();
+        let mut at = 0;
+        for len in lens {
+            spots.push((0, at, len));
+            at += u64::from(len);
+        }
+        let whole = plan(&placement(&spots), 0..7, u64::MAX).remove(0);
+        let indexes = |plan: Option<RangePlan>| -> Vec<usize> {
+            plan.map_or_else(Vec::new, |p| {
+                p.parts.iter().map(|part| part.index).collect()
+            })
+        };
+        let take = |index, most| {
+            let (before, taken, behind) = whole.clone().take_pair(index, |bytes| bytes <= most);
+            (indexes(before), indexes(taken), indexes(behind))
+        };
+        assert_eq!(take(4, 50), (vec![0, 1, 2, 3], vec![4, 5], vec![6]));
+        assert_eq!(take(5, 40), (vec![0, 1, 2, 3], vec![4, 5], vec![6]));
+        assert_eq!(take(4, 49).1, [4]);
+        assert_eq!(take(2, u64::MAX).1, [2]);
+        assert_eq!(take(3, u64::MAX).1, [3]);
+        assert_eq!(take(6, u64::MAX), (vec![0, 1, 2, 3, 4, 5], vec![6], vec![]));
+        assert_eq!(take(9, 0), (vec![0, 1, 2, 3, 4, 5, 6], vec![], vec![]));
     }
 
     #[test]

@@ -219,7 +219,7 @@ impl Shared {
             let job = self.next();
             let first = usize::from(job.priority == Priority::Again);
             let object = names::pack(&job.plan.pack);
-            tracing::trace!(segments = job.plan.parts.len(), "fetching");
+            tracing::trace!(priority = ?job.priority, first = job.plan.parts.first().map(|p| p.index), segments = job.plan.parts.len(), bytes = job.plan.range.len, "fetching");
             let start = Instant::now();
             let from = match job.priority {
                 Priority::Trace => start,
@@ -317,7 +317,7 @@ impl FetchQueue {
     pub fn promote(&self, digests: &[Digest]) {
         let mut state = self.shared.lock();
         for digest in digests {
-            state.promote(digest);
+            state.promote(digest, &self.shared.pace);
         }
         drop(state);
         self.shared.work.notify_all();
@@ -374,7 +374,7 @@ impl FetchQueue {
             .copied()
             .filter(|index| {
                 let segment = layer.manifest.segments.get(*index);
-                segment.is_some_and(|s| state.want(&s.digest(), priority))
+                segment.is_some_and(|s| state.want(&s.digest(), priority, &self.shared.pace))
             })
             .collect();
         if priority == Priority::Trace {
@@ -462,17 +462,17 @@ impl State {
     }
 
     /// Whether the segment must be queued now: it was not wanted yet. Moves a waiting one forward for a reader otherwise.
-    fn want(&mut self, digest: &Digest, priority: Priority) -> bool {
+    fn want(&mut self, digest: &Digest, priority: Priority, pace: &Pace) -> bool {
         if self.wanted.insert(*digest) {
             return true;
         }
         if matches!(priority, Priority::Demand | Priority::Again) {
-            self.promote(digest);
+            self.promote(digest, pace);
         }
         false
     }
 
-    fn promote(&mut self, digest: &Digest) {
+    fn promote(&mut self, digest: &Digest, pace: &Pace) {
         let holds = |job: &Job| job.digests().any(|d| d == *digest);
         if let Some(at) = self.prefetch.iter().position(holds) {
             if let Some(mut job) = self.prefetch.remove(at) {
@@ -481,14 +481,14 @@ impl State {
                 self.demand.push_back(job);
             }
         } else if let Some(at) = self.traced.iter().position(holds) {
-            self.promote_traced(at, digest);
+            self.promote_traced(at, digest, pace);
         } else if self.wanted.contains(digest) {
             self.joined.insert(*digest);
         }
     }
 
     /// Takes what begins with this segment out of the trace's range `at`.
-    fn promote_traced(&mut self, at: usize, digest: &Digest) {
+    fn promote_traced(&mut self, at: usize, digest: &Digest, pace: &Pace) {
         let Some(Job { layer, plan, .. }) = self.traced.remove(at) else {
             return;
         };
@@ -497,17 +497,21 @@ impl State {
         let index = plan.parts.iter().map(|p| p.index).find(|i| is_it(*i));
         let index = index.unwrap_or(usize::MAX);
         let max = self.traced_range_bytes / 2;
-        let bytes_max = self.ahead.stride(&layer.digest, index, max);
-        let (before, taken, behind) = plan.take(index, bytes_max);
-        let parts = taken
-            .as_ref()
-            .map(|plan| plan.parts.as_slice())
-            .unwrap_or_default();
-        // Its own segment is one that was foreseen and read; of the others the data plane will not say.
-        let bytes = parts.first().map_or(0, |part| part.len);
-        let last = parts.last().map(|part| part.index);
-        self.ahead.begin(&layer.digest, bytes, last);
-        self.ahead.read(&layer.digest, bytes);
+        let (before, taken, behind) = match self.ahead.stride(&layer.digest, index, max) {
+            // One who jumps about reads as without a trace.
+            0 => plan.take_pair(index, |bytes| pace.worth(bytes)),
+            stride => {
+                let (before, taken, behind) = plan.take(index, stride);
+                // Its own segment is one that was foreseen and read; of the others the data plane will not say.
+                let parts = taken.iter().flat_map(|plan| &plan.parts);
+                let bytes = parts.clone().next().map_or(0, |part| part.len);
+                self.ahead.begin(&layer.digest, bytes);
+                self.ahead.read(&layer.digest, bytes);
+                (before, taken, behind)
+            }
+        };
+        let last = taken.iter().flat_map(|plan| &plan.parts).next_back();
+        self.ahead.pass(&layer.digest, last.map(|part| part.index));
         let job = |plan, priority| Job {
             layer: Arc::clone(&layer),
             plan,
@@ -563,10 +567,14 @@ impl State {
             return None;
         }
         let max = self.range_bytes_max(bytes_max);
-        let left = |job: &Job| self.ahead.left(&job.layer.digest, max / 2);
+        // One range is the guess.
+        let left = |job: &Job| self.ahead.left(&job.layer.digest, max);
         // Not in dribs and drabs: a reader who is faster takes what it needs.
         let may = |job: &Job| left(job) >= job.plan.range.len.min(max / 2);
-        let at = self.traced.iter().position(may)?;
+        let mut seen = HashSet::new();
+        let mut jobs = self.traced.iter();
+        // A layer's ranges come in their order: a short one further back is no reason to ask for it alone.
+        let at = jobs.position(|job| seen.insert(job.layer.digest) && may(job))?;
         let max = self.traced.get(at).map_or(0, left).min(max);
         // The layers that must wait keep their order behind it.
         if let Some(job) = self.traced.remove(at) {
@@ -583,7 +591,8 @@ impl State {
         self.tracing_bytes += len;
         let job = self.traced.pop_front()?;
         let last = job.plan.parts.last().map(|part| part.index);
-        self.ahead.begin(&job.layer.digest, len, last);
+        self.ahead.begin(&job.layer.digest, len);
+        self.ahead.pass(&job.layer.digest, last);
         Some(job)
     }
 

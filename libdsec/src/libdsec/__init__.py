@@ -7,7 +7,7 @@
 The daemon is found by ``DSEC_URL`` (``http://ADDRESS:PORT`` or ``unix:PATH``) and ``DSEC_API_KEY``.
 """
 
-from ._async import AsyncSandbox
+from ._async import AsyncCommandHandle, AsyncSandbox, AsyncSession, AsyncWatch
 from ._dsec import DSecClient, DSecContainerRunArgs
 from ._errors import (
     AuthenticationException,
@@ -18,17 +18,23 @@ from ._errors import (
     InvalidArgumentException,
     NotEnoughSpaceException,
     NotFoundException,
+    RefusedException,
     SandboxException,
     SandboxGoneException,
     TimeoutException,
     UnavailableException,
+    UnknownOutcomeException,
 )
 from ._commands import CommandHandle, CommandResult, Session
 from ._files import EntryInfo
 from ._sandbox import Layer, Sandbox, SandboxInfo
+from ._watch import Watch, WatchEvent
 
 __all__ = [
+    "AsyncCommandHandle",
     "AsyncSandbox",
+    "AsyncSession",
+    "AsyncWatch",
     "AuthenticationException",
     "CommandExitException",
     "CommandHandle",
@@ -43,6 +49,7 @@ __all__ = [
     "Layer",
     "NotEnoughSpaceException",
     "NotFoundException",
+    "RefusedException",
     "Sandbox",
     "SandboxException",
     "SandboxGoneException",
@@ -50,4 +57,7 @@ __all__ = [
     "Session",
     "TimeoutException",
     "UnavailableException",
+    "UnknownOutcomeException",
+    "Watch",
+    "WatchEvent",
 ]

@@ -104,9 +104,10 @@ class CommandHandle:
         result = _Follower(self, on_stdout, on_stderr).run(None)
         return result.check() if check else result
 
-    def send_stdin(self, data: Data) -> None:
+    def send_stdin(self, data: Data, *, request_id: Optional[str] = None) -> None:
         """Gives it input (it must have been started with ``stdin=True`` or a terminal)."""
-        self._sandbox._transport.upload("POST", self._path("/stdin"), _bytes(data), {})
+        query = {"request_id": request_id}
+        self._sandbox._transport.upload("POST", self._path("/stdin"), _bytes(data), query)
 
     def close_stdin(self) -> None:
         """Says that no more input follows."""
@@ -116,10 +117,13 @@ class CommandHandle:
         """Kills everything that it started."""
         self.send_signal(9, tree=True)
 
-    def send_signal(self, signal: int, tree: bool = False) -> None:
+    def send_signal(
+        self, signal: int, tree: bool = False, *, request_id: Optional[str] = None
+    ) -> None:
         """Sends a signal to its main process."""
         body = {"signal": signal, "tree": tree}
-        self._sandbox._transport.json("POST", self._path("/signal"), body)
+        at = self._path("/signal")
+        self._sandbox._transport.change("POST", at, body, request_id=request_id)
 
     def resize(self, cols: int, rows: int) -> None:
         """Changes its terminal's size."""
@@ -279,17 +283,22 @@ class Commands:
                 body[name] = value
         return body
 
-    def _run_whole(self, body: Dict[str, Any]) -> CommandResult:
+    def _send(self, body: Dict[str, Any]) -> Dict[str, Any]:
         until = time.monotonic() + REATTACH_SECONDS
         while True:
             try:
-                reply = self._sandbox._transport.json("POST", self._sandbox._path("/execs"), body)
-                break
+                reply: Dict[str, Any] = self._sandbox._transport.json(
+                    "POST", self._sandbox._path("/execs"), body
+                )
+                return reply
             except UnavailableException:
                 # The same id: what runs is attached to, what has run is told.
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.1)
+
+    def _run_whole(self, body: Dict[str, Any]) -> CommandResult:
+        reply = self._send(body)
         stdout, stderr = base64.b64decode(reply["stdout"]), base64.b64decode(reply["stderr"])
         return _result(reply["exec_id"], reply, stdout, stderr, reply["truncated"])
 
@@ -310,7 +319,7 @@ class Commands:
         body.update(background=True, stdin=stdin)
         if pty is not None:
             body["pty"] = {"cols": pty[0], "rows": pty[1]}
-        reply = self._sandbox._transport.json("POST", self._sandbox._path("/execs"), body)
+        reply = self._send(body)
         return CommandHandle(self._sandbox, reply["exec_id"], reply["pid"])
 
     def session(

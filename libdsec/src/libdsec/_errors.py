@@ -11,17 +11,26 @@ if TYPE_CHECKING:
 class SandboxException(Exception):
     """Anything that a sandbox or its daemon did not do."""
 
+    #: The daemon's word for it, the same in HTTP and on the command line.
+    kind = ""
+
 
 class InvalidArgumentException(SandboxException):
     """The request itself is wrong."""
+
+    kind = "invalid"
 
 
 class AuthenticationException(SandboxException):
     """No or a wrong API key."""
 
+    kind = "unauthenticated"
+
 
 class NotFoundException(SandboxException):
     """No such sandbox, command, file or layer."""
+
+    kind = "not_found"
 
 
 class FileNotFoundException(NotFoundException):
@@ -31,21 +40,43 @@ class FileNotFoundException(NotFoundException):
 class ConflictException(SandboxException):
     """Something is already there, or in another state."""
 
+    kind = "conflict"
+
 
 class NotEnoughSpaceException(SandboxException):
     """A limit of the sandbox or of its disk is reached."""
+
+    kind = "exhausted"
 
 
 class UnavailableException(SandboxException):
     """No room now, or the daemon or layerd cannot be reached; try again."""
 
+    kind = "unavailable"
+
 
 class SandboxGoneException(SandboxException):
     """The sandbox has ended. It does not come back."""
 
+    kind = "sandbox_gone"
+
+
+class RefusedException(SandboxException):
+    """The sandbox's own file system or kernel said no."""
+
+    kind = "refused"
+
 
 class InfraFailedException(SandboxException):
     """The machinery failed, not what ran in it: mask the result, do not score it."""
+
+    kind = "infra_failed"
+
+
+class UnknownOutcomeException(SandboxException):
+    """The request was begun, and nobody knows what became of it. It is not carried out again under the same id."""
+
+    kind = "unknown_outcome"
 
 
 class TimeoutException(SandboxException):
@@ -68,15 +99,19 @@ class CommandExitException(SandboxException):
 
 
 _KINDS: Dict[str, Type[SandboxException]] = {
-    "invalid": InvalidArgumentException,
-    "unauthenticated": AuthenticationException,
-    "not_found": NotFoundException,
-    "conflict": ConflictException,
-    "exhausted": NotEnoughSpaceException,
-    "unavailable": UnavailableException,
-    "sandbox_gone": SandboxGoneException,
-    "refused": SandboxException,
-    "infra_failed": InfraFailedException,
+    error.kind: error
+    for error in (
+        InvalidArgumentException,
+        AuthenticationException,
+        NotFoundException,
+        ConflictException,
+        NotEnoughSpaceException,
+        UnavailableException,
+        SandboxGoneException,
+        RefusedException,
+        InfraFailedException,
+        UnknownOutcomeException,
+    )
 }
 
 

@@ -6,10 +6,11 @@ import http.client
 import io
 import tarfile
 from dataclasses import dataclass
-from typing import IO, Any, Iterator, List, Optional, TYPE_CHECKING, Union
+from typing import IO, Any, Iterator, List, Mapping, Optional, TYPE_CHECKING, Union
 
 from ._commands import Data
 from ._errors import FileNotFoundException, NotFoundException, UnavailableException
+from ._watch import Watch
 
 if TYPE_CHECKING:
     from ._sandbox import Sandbox
@@ -26,8 +27,15 @@ class EntryInfo:
     mode: int
     uid: int
     gid: int
+    owner: str
+    group: str
     modified: int
     symlink_target: Optional[str] = None
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> "EntryInfo":
+        """From a reply; what a newer daemon adds is left out."""
+        return cls(**{name: body.get(name) for name in cls.__dataclass_fields__})  # type: ignore[arg-type]
 
 
 class Files:
@@ -68,10 +76,29 @@ class Files:
         finally:
             connection.close()
 
-    def write(self, path: str, data: Union[Data, IO[bytes]], mode: Optional[int] = None) -> int:
+    def _change(
+        self, method: str, what: str, body: Any, request_id: Optional[str], **query: Any
+    ) -> None:
+        sandbox = self._sandbox
+        try:
+            sandbox._transport.change(
+                method, sandbox._path(what), body, query=query, request_id=request_id
+            )
+        except NotFoundException as error:
+            raise FileNotFoundException(str(error)) from error
+
+    def write(
+        self,
+        path: str,
+        data: Union[Data, IO[bytes]],
+        mode: Optional[int] = None,
+        *,
+        request_id: Optional[str] = None,
+    ) -> int:
         """Replaces a file's contents at a stroke; folders above it are made. The bytes written."""
         body = data if not isinstance(data, str) else data.encode()
-        query = {"path": path, "mode": None if mode is None else f"{mode:o}"}
+        octal = None if mode is None else f"{mode:o}"
+        query = {"path": path, "mode": octal, "request_id": request_id}
         written: int = self._sandbox._transport.upload(
             "PUT", self._sandbox._path("/files"), body, query
         )["bytes"]
@@ -80,11 +107,11 @@ class Files:
     def list(self, path: str, depth: int = 1) -> List[EntryInfo]:
         """A folder's entries."""
         found = self._json("GET", "/files/list", path=path, depth=depth)
-        return [EntryInfo(**entry) for entry in found["entries"]]
+        return [EntryInfo.of(entry) for entry in found["entries"]]
 
     def get_info(self, path: str) -> EntryInfo:
         """One entry; a link itself, not what it leads to."""
-        return EntryInfo(**self._json("GET", "/files/stat", path=path)["entries"][0])
+        return EntryInfo.of(self._json("GET", "/files/stat", path=path)["entries"][0])
 
     def exists(self, path: str) -> bool:
         """Whether something is there."""
@@ -94,20 +121,32 @@ class Files:
             return False
         return True
 
-    def make_dir(self, path: str, mode: Optional[int] = None) -> None:
+    def make_dir(
+        self, path: str, mode: Optional[int] = None, *, request_id: Optional[str] = None
+    ) -> None:
         """Makes a folder, and those above it."""
-        self._json("POST", "/files/mkdir", path=path, mode=None if mode is None else f"{mode:o}")
+        octal = None if mode is None else f"{mode:o}"
+        self._change("POST", "/files/mkdir", None, request_id, path=path, mode=octal)
 
-    def remove(self, path: str) -> None:
+    def remove(self, path: str, *, request_id: Optional[str] = None) -> None:
         """Removes a file, a link, or a folder with all in it."""
-        self._json("DELETE", "/files", path=path)
+        self._change("DELETE", "/files", None, request_id, path=path)
 
-    def rename(self, old: str, new: str) -> None:
+    def rename(self, old: str, new: str, *, request_id: Optional[str] = None) -> None:
         """Renames; what is at the new name is replaced."""
-        body = {"from": old, "to": new}
-        self._sandbox._transport.json("POST", self._sandbox._path("/files/rename"), body)
+        self._change("POST", "/files/rename", {"from": old, "to": new}, request_id)
 
-    def upload_tree(self, local: str, path: str) -> None:
+    def watch(self, path: str, recursive: bool = False) -> Watch:
+        """Watches a folder, with ``recursive`` those below it too."""
+        query = {"path": path, "recursive": "true" if recursive else "false"}
+        at = self._sandbox._path("/files/watch")
+        try:
+            opened = self._sandbox._transport.open("GET", at, query=query, timeout=60)
+        except NotFoundException as error:
+            raise FileNotFoundException(str(error)) from error
+        return Watch(*opened)
+
+    def upload_tree(self, local: str, path: str, *, request_id: Optional[str] = None) -> None:
         """Copies a folder of this machine into the sandbox, as one stream. Owned by root there."""
         packed = io.BytesIO()
 
@@ -119,7 +158,8 @@ class Files:
         with tarfile.open(fileobj=packed, mode="w") as tar:
             tar.add(local, arcname=".", filter=owned_by_root)
         packed.seek(0)
-        self._sandbox._transport.upload("PUT", self._sandbox._path("/tree"), packed, {"path": path})
+        query = {"path": path, "request_id": request_id}
+        self._sandbox._transport.upload("PUT", self._sandbox._path("/tree"), packed, query)
 
     def download_tree(self, path: str) -> tarfile.TarFile:
         """A folder of the sandbox as a tar archive. Unpack it with ``filter="data"``: its contents are not to be trusted."""

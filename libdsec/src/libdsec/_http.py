@@ -7,11 +7,15 @@ import json
 import os
 import socket
 import struct
+import time
+import uuid
 from typing import IO, Any, Iterator, Mapping, Optional, Tuple, Union
 from urllib.parse import quote, urlencode
 
 from ._errors import UnavailableException, from_reply
 
+#: How long a request that changes something is sent again while the daemon is away.
+AGAIN_SECONDS = 30.0
 DEFAULT_URL = "http://127.0.0.1:7070"
 Body = Union[bytes, IO[bytes], Iterator[bytes], None]
 
@@ -86,6 +90,27 @@ class Transport:
         """Sends JSON (or nothing), wants JSON (or nothing)."""
         raw = None if body is None else json.dumps(body).encode()
         return self._parsed(*self.open(method, path, body=raw, query=query, timeout=timeout))
+
+    def change(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Optional[Mapping[str, Any]] = None,
+        request_id: Optional[str] = None,
+    ) -> Any:
+        """As :meth:`json`, for what changes a sandbox: it has a name, so that sending it again because its answer got lost does
+        nothing twice."""
+        named = dict(query or {}, request_id=request_id or uuid.uuid4().hex)
+        until = time.monotonic() + AGAIN_SECONDS
+        while True:
+            try:
+                return self.json(method, path, body, query=named)
+            except UnavailableException:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
 
     def upload(self, method: str, path: str, body: Body, query: Mapping[str, Any]) -> Any:
         """Sends bytes, wants JSON (or nothing)."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Type, Union
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Type, Union
 
 from ._commands import Commands
-from ._errors import SandboxException, from_reply
+from ._errors import SandboxException, UnavailableException, from_reply
 from ._files import Files
-from ._http import Transport, segment
+from ._http import AGAIN_SECONDS, Transport, segment
 
 
 @dataclass
@@ -28,6 +28,8 @@ class SandboxInfo:
     metadata: Dict[str, str]
     request_id: Optional[str]
     parent: Optional[str]
+    #: Its disk limit: ``mib``, ``inodes``, and ``by``, what keeps it.
+    disk: Optional[Dict[str, Any]]
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> "SandboxInfo":
@@ -67,6 +69,7 @@ class Sandbox:
         memory_mb: Optional[int] = None,
         cpus: Optional[float] = None,
         pids: Optional[int] = None,
+        disk_mb: Optional[int] = None,
         network: Optional[Mapping[str, Any]] = None,
         envs: Optional[Mapping[str, str]] = None,
         user: Optional[str] = None,
@@ -92,6 +95,7 @@ class Sandbox:
             "memory_mb": memory_mb,
             "cpus": cpus,
             "pids": pids,
+            "disk_mb": disk_mb,
             "network": network,
             "envs": dict(envs or {}),
             "user": user,
@@ -99,8 +103,15 @@ class Sandbox:
             "metadata": dict(metadata or {}),
             "request_id": request_id or uuid.uuid4().hex,
         }
-        made = transport.json("POST", "/v1/sandboxes", body)
-        return cls(made["id"], transport)
+        until = time.monotonic() + AGAIN_SECONDS
+        while True:
+            try:
+                made = transport.json("POST", "/v1/sandboxes", body)
+                return cls(made["id"], transport)
+            except UnavailableException:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
 
     @classmethod
     def connect(
@@ -135,36 +146,60 @@ class Sandbox:
         used: Dict[str, int] = self._transport.json("GET", self._path("/usage"))
         return used
 
-    def set_timeout(self, timeout: Optional[float]) -> None:
+    def _change(self, what: str, body: Any = None, request_id: Optional[str] = None) -> Any:
+        return self._transport.change("POST", self._path(what), body, request_id=request_id)
+
+    def set_timeout(self, timeout: Optional[float], *, request_id: Optional[str] = None) -> None:
         """Seconds from now until it is killed; ``None`` = never."""
-        self._transport.json("POST", self._path("/timeout"), {"timeout": timeout})
+        self._change("/timeout", {"timeout": timeout}, request_id)
 
-    def pause(self) -> None:
+    def pause(self, *, request_id: Optional[str] = None) -> None:
         """Lets it stand still and give its memory back. Any request makes it go on."""
-        self._transport.json("POST", self._path("/pause"))
+        self._change("/pause", None, request_id)
 
-    def resume(self) -> None:
+    def resume(self, *, request_id: Optional[str] = None) -> None:
         """Lets it go on."""
-        self._transport.json("POST", self._path("/resume"))
+        self._change("/resume", None, request_id)
 
-    def pack_diff(self, name: str, scrub: Sequence[str] = ()) -> Layer:
+    def pack_diff(
+        self, name: str, scrub: Sequence[str] = (), *, request_id: Optional[str] = None
+    ) -> Layer:
         """Publishes what it changed as the layer ``axis/name:version``, without the paths in ``scrub``."""
         body = {"name": name, "scrub": list(scrub)}
-        packed = self._transport.json("POST", self._path("/pack_diff"), body)
+        packed = self._change("/pack_diff", body, request_id)
         return Layer(packed["name"], packed["layer"], packed["frozen_ms"], packed["build"])
 
     def fork(
-        self, count: int, timeout: Optional[float] = None
+        self, count: int, timeout: Optional[float] = None, *, request_id: Optional[str] = None
     ) -> List[Union["Sandbox", SandboxException]]:
         """Children with the files that it has now. One that fails does not lose the others."""
         body = {"count": count, "timeout": timeout}
-        children = self._transport.json("POST", self._path("/fork"), body)["children"]
-        made = lambda body: type(self)(body["id"], self._transport)  # noqa: E731
-        return [made(body) if "id" in body else from_reply(0, body) for body in children]
+        children = self._change("/fork", body, request_id)["children"]
 
-    def kill(self) -> None:
+        def made(body: Mapping[str, Any]) -> "Union[Sandbox, SandboxException]":
+            if "id" in body:
+                return type(self)(str(body["id"]), self._transport)
+            return from_reply(0, body)
+
+        return [made(body) for body in children]
+
+    def kill(self, *, request_id: Optional[str] = None) -> None:
         """Ends it, whatever it is doing."""
-        self._transport.json("DELETE", self._path())
+        self._transport.change("DELETE", self._path(), request_id=request_id)
+
+    def trajectory(self) -> Iterator[Dict[str, Any]]:
+        """Its requests and results in their order, also after its end: each has ``seq``, ``at_ms`` and ``what``
+        (``request``, ``result`` or ``ended``)."""
+        at: Optional[int] = 0
+        while at is not None:
+            page = self._transport.json("GET", self._path("/trajectory"), query={"from": at})
+            yield from page["events"]
+            at = page["next"]
+
+    def changes(self) -> Dict[str, Any]:
+        """What it has changed, as one ``digest`` that is equal for equal trees, times aside."""
+        found: Dict[str, Any] = self._transport.json("GET", self._path("/changes"))
+        return found
 
     def __enter__(self) -> "Sandbox":
         return self

@@ -9,6 +9,7 @@
 
 mod connection;
 mod exec;
+mod forgotten;
 mod work;
 
 use std::collections::BTreeMap;
@@ -27,6 +28,7 @@ use super::shell::{self, Inherited};
 use crate::sys::SingleThreaded;
 use connection::Connection;
 use exec::Exec;
+use forgotten::Forgotten;
 
 /// Execs that run at a time.
 const RUNNING_MAX: usize = 1024;
@@ -81,6 +83,7 @@ pub(crate) struct Agent {
     signals: SignalFd,
     execs: BTreeMap<u64, Exec>,
     connections: BTreeMap<u64, Connection>,
+    forgotten: Forgotten,
     next: u64,
     assigned: bool,
 }
@@ -112,6 +115,7 @@ impl Agent {
             signals,
             execs: BTreeMap::new(),
             connections: BTreeMap::new(),
+            forgotten: Forgotten::default(),
             next: 1,
             assigned: false,
         })

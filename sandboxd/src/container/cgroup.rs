@@ -74,7 +74,7 @@ pub struct Limits {
 }
 
 /// What a sandbox has used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Usage {
     /// Bytes of memory now.
     pub memory_bytes: u64,
@@ -82,6 +82,8 @@ pub struct Usage {
     pub pids: u64,
     /// Processes that were killed for lack of memory.
     pub oom_kills: u64,
+    /// Microseconds of processor time so far.
+    pub cpu_us: u64,
 }
 
 /// Where this host's groups are.
@@ -454,7 +456,14 @@ impl Cgroup {
         };
         let oom = self.oom_file();
         let text = fs::read_to_string(&oom).map_err(io("read", &oom))?;
+        // The kernel counts in every v2 group, whether its controller is there or not.
+        let stat = self.v2.join("cpu.stat");
+        let stat = fs::read_to_string(&stat).map_err(io("read", &stat))?;
+        let cpu = stat
+            .lines()
+            .find_map(|line| line.strip_prefix("usage_usec "));
         Ok(Usage {
+            cpu_us: cpu.and_then(|text| text.parse().ok()).unwrap_or(0),
             memory_bytes: number(memory)?,
             pids: number(self.of("pids").0.join("pids.current"))?,
             oom_kills: oom_kills(&text),

@@ -70,7 +70,12 @@ fn prepare(spec: &ExecSpec, streams: Streams, filter: &[Instruction]) -> (String
             let what = format!("find user `{}` in /etc/passwd", spec.user);
             (what, e)
         })?;
-        let cwd = if spec.cwd.is_empty() { "/" } else { &spec.cwd };
+        let home = Path::new(&user.home).is_dir();
+        let cwd = match &*spec.cwd {
+            "~" if home => &user.home,
+            "" | "~" => "/",
+            cwd => cwd,
+        };
         limit(spec).map_err(step("limit open files"))?;
         become_user(&user).map_err(step("change to the user"))?;
         std::env::set_current_dir(cwd)

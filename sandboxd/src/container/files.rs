@@ -14,6 +14,8 @@ use nix::libc;
 use serde::{Deserialize, Serialize};
 
 use super::protocol::{self, Answer, Failure, kind};
+use super::users;
+use super::watch::Watch;
 
 /// Bytes of one frame of file data.
 const PIECE_BYTES: usize = 128 << 10;
@@ -73,6 +75,13 @@ pub enum FileRequest {
         /// To; what is there is replaced.
         to: String,
     },
+    /// Tell what changes in a folder, as it happens, for as long as the connection stays.
+    Watch {
+        /// Which.
+        path: String,
+        /// Folders below it too.
+        recursive: bool,
+    },
     /// Send a folder as a tar stream.
     Pack {
         /// Which.
@@ -85,8 +94,41 @@ pub enum FileRequest {
     },
 }
 
+impl FileRequest {
+    /// The same with whole paths: `~` and relative ones begin at the working folder, a user's home.
+    fn seen_from_here(&self) -> io::Result<Self> {
+        let whole = |path: &mut String| {
+            let below = match path.strip_prefix('~') {
+                Some("") => ".",
+                Some(rest) if rest.starts_with('/') => rest.trim_start_matches('/'),
+                _ => path,
+            };
+            let found = std::env::current_dir()?.join(below);
+            // Without `.` and double strokes; `..` stays, for links.
+            let found: PathBuf = found.components().collect();
+            *path = found.to_string_lossy().into_owned();
+            Ok(())
+        };
+        let mut request = self.clone();
+        match &mut request {
+            Self::Read { path, .. }
+            | Self::Write { path, .. }
+            | Self::List { path, .. }
+            | Self::Stat { path }
+            | Self::MakeDir { path, .. }
+            | Self::Remove { path }
+            | Self::Watch { path, .. }
+            | Self::Pack { path }
+            | Self::Unpack { path } => whole(path),
+            Self::Rename { from, to } => whole(from).and_then(|()| whole(to)),
+        }
+        .map_err(|e: io::Error| io::Error::new(e.kind(), format!("the user's home: {e}")))?;
+        Ok(request)
+    }
+}
+
 /// What an entry is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EntryKind {
     /// A regular file.
@@ -100,7 +142,7 @@ pub enum EntryKind {
 }
 
 /// One entry.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct FileEntry {
     /// Its name.
     pub name: String,
@@ -116,6 +158,10 @@ pub struct FileEntry {
     pub uid: u32,
     /// Group.
     pub gid: u32,
+    /// The owner's name, or its number.
+    pub owner: String,
+    /// The group's name, or its number.
+    pub group: String,
     /// Seconds since 1970 when its contents changed.
     pub modified: i64,
     /// Where a link leads.
@@ -204,7 +250,12 @@ impl Write for Channel {
 ///
 /// # Errors
 /// When the daemon cannot be told.
-pub(crate) fn serve(socket: OwnedFd, input: Vec<u8>, request: &FileRequest) -> io::Result<()> {
+pub(crate) fn serve(
+    socket: OwnedFd,
+    input: Vec<u8>,
+    request: &FileRequest,
+    user: Option<&str>,
+) -> io::Result<()> {
     use rustix::net::sockopt::{Timeout, set_socket_timeout};
     rustix::io::ioctl_fionbio(&socket, false)?;
     for which in [Timeout::Recv, Timeout::Send] {
@@ -217,7 +268,13 @@ pub(crate) fn serve(socket: OwnedFd, input: Vec<u8>, request: &FileRequest) -> i
         ready: io::Cursor::default(),
         ended: false,
     };
-    match work(&mut channel, request) {
+    let done = match user {
+        None => work(&mut channel, request),
+        Some(user) => users::work_as(user)
+            .and_then(|()| request.seen_from_here())
+            .and_then(|request| work(&mut channel, &request)),
+    };
+    match done {
         Ok(Some(reply)) => channel.answer(&Answer::Files { reply }),
         Ok(None) => channel.send(kind::END, &[]),
         Err(error) => {
@@ -277,6 +334,16 @@ fn work(channel: &mut Channel, request: &FileRequest) -> io::Result<Option<FileR
         FileRequest::Rename { from, to } => {
             fs::rename(from, to)?;
             done
+        }
+        FileRequest::Watch { path, recursive } => {
+            let mut watch = Watch::new(Path::new(path), *recursive)?;
+            channel.answer(&Answer::Ok)?;
+            while let Some(events) = watch.next(&channel.socket)? {
+                for event in events {
+                    channel.send(kind::DATA, &serde_json::to_vec(&event)?)?;
+                }
+            }
+            Ok(None)
         }
         FileRequest::Pack { path } => {
             let meta = fs::metadata(path)?;
@@ -426,6 +493,8 @@ fn entry(path: &Path, meta: &fs::Metadata) -> FileEntry {
         mode: meta.mode() & 0o7777,
         uid: meta.uid(),
         gid: meta.gid(),
+        owner: users::name_of(meta.uid()),
+        group: users::name_of_group(meta.gid()),
         modified: meta.mtime(),
         symlink_target: target.map(|t| t.to_string_lossy().into_owned()),
     }

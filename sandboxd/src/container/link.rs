@@ -1,7 +1,7 @@
 //! The daemon's end of a connection to an agent.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -196,6 +196,17 @@ pub(crate) fn assign(socket: &PathBuf, hostname: &str, root: impl AsFd) -> Resul
     exchange(socket, &request, Some(root.as_fd())).map(|_| ())
 }
 
+/// A connection to what listens at a port inside; blocks.
+///
+/// # Errors
+/// See [`LinkError`].
+pub(crate) fn dial(socket: &PathBuf, port: u16) -> Result<std::net::TcpStream, LinkError> {
+    match exchange(socket, &Request::Dial { port }, None)? {
+        (_, Some(connection)) => Ok(connection.into()),
+        (answer, None) => Err(LinkError::Protocol(format!("no connection but {answer:?}"))),
+    }
+}
+
 /// Waits until an agent is there.
 ///
 /// # Errors
@@ -208,10 +219,9 @@ fn exchange(
     socket: &PathBuf,
     request: &Request,
     fd: Option<std::os::fd::BorrowedFd<'_>>,
-) -> Result<Answer, LinkError> {
+) -> Result<(Answer, Option<OwnedFd>), LinkError> {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-    use std::io::Read as _;
-    let mut stream = std::os::unix::net::UnixStream::connect(socket).map_err(LinkError::Gone)?;
+    let stream = std::os::unix::net::UnixStream::connect(socket).map_err(LinkError::Gone)?;
     stream
         .set_read_timeout(Some(ANSWER_TIMEOUT))
         .map_err(LinkError::Gone)?;
@@ -234,13 +244,14 @@ fn exchange(
         return Err(LinkError::Protocol("a request was cut".to_owned()));
     }
     let mut input = Vec::new();
+    let mut brought = None;
     loop {
         let frame = protocol::take_frame(&mut input);
         if let Some((kind, payload)) = frame.map_err(|e| LinkError::Protocol(e.to_string()))? {
-            return answer_of(event(kind, payload)?);
+            return Ok((answer_of(event(kind, payload)?)?, brought));
         }
         let mut buffer = [0; 4096];
-        match stream.read(&mut buffer) {
+        match receive(&stream, &mut buffer, &mut brought) {
             Ok(0) => return Err(LinkError::Gone(io::ErrorKind::UnexpectedEof.into())),
             Ok(len) => input.extend_from_slice(buffer.get(..len).unwrap_or_default()),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
@@ -250,4 +261,27 @@ fn exchange(
             Err(e) => return Err(LinkError::Gone(e)),
         }
     }
+}
+
+/// Reads bytes, and the descriptor that comes with them.
+fn receive(
+    stream: impl AsFd,
+    buffer: &mut [u8],
+    brought: &mut Option<OwnedFd>,
+) -> io::Result<usize> {
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = recvmsg(
+        stream,
+        &mut [io::IoSliceMut::new(buffer)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            *brought = fds.last().or(brought.take());
+        }
+    }
+    Ok(received.bytes)
 }

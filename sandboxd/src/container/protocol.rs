@@ -33,12 +33,14 @@ pub mod kind {
 }
 
 /// A terminal's size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TerminalSize {
     /// Columns.
+    #[schema(maximum = 65535)]
     pub cols: u16,
     /// Rows.
+    #[schema(maximum = 65535)]
     pub rows: u16,
 }
 
@@ -52,7 +54,7 @@ pub struct ExecSpec {
     pub argv: Vec<String>,
     /// The whole environment.
     pub env: BTreeMap<String, String>,
-    /// Working directory.
+    /// Working directory; `~` is the user's home, and `/` where that is missing.
     pub cwd: String,
     /// `user`, `user:group`, or numbers.
     pub user: String,
@@ -83,6 +85,9 @@ pub enum Request {
         spec: Box<ExecSpec>,
         /// Send output as it comes and never faster than it is read; otherwise the kept output comes at the end.
         stream: bool,
+        /// It may have been started before: if the agent cannot know that it was not, it is not started.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        resumed: bool,
     },
     /// Follow an exec from these offsets.
     Attach {
@@ -122,7 +127,25 @@ pub enum Request {
     Files {
         /// What.
         request: super::files::FileRequest,
+        /// As whom, from whose home; without one as root, from `/`.
+        #[serde(default)]
+        user: Option<String>,
     },
+    /// Connect to a port of the sandbox's loopback; the answer brings the connection as a descriptor.
+    Dial {
+        /// Which.
+        port: u16,
+    },
+}
+
+impl Request {
+    /// Work on files as root.
+    pub fn files(request: super::files::FileRequest) -> Self {
+        Self::Files {
+            request,
+            user: None,
+        }
+    }
 }
 
 /// What the agent says to a request.
@@ -175,10 +198,12 @@ pub enum Failure {
     Refused,
     /// Our own machinery failed.
     Internal,
+    /// It was done once, and what became of it is not remembered.
+    Forgotten,
 }
 
 /// How an exec ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// Its main process ended by itself, with a status.
@@ -198,7 +223,7 @@ pub enum Outcome {
 }
 
 /// An exec's end.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Exit {
     /// How.
     pub outcome: Outcome,
@@ -219,7 +244,7 @@ pub struct Exit {
 }
 
 /// One exec.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct ExecInfo {
     /// Its name.
     pub exec_id: String,

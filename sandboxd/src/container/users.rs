@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io::{self, Read as _};
+use std::sync::OnceLock;
 
 /// Most bytes read of each file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -46,6 +47,52 @@ fn read(path: &str) -> String {
 /// When a name is in neither file.
 pub(crate) fn find(wanted: &str) -> io::Result<User> {
     find_in(wanted, &read("/etc/passwd"), &read("/etc/group"))
+}
+
+/// Makes this process work on files as a user of the sandbox, from that user's home.
+///
+/// # Errors
+/// When there is no such user, or the kernel refuses.
+pub(crate) fn work_as(wanted: &str) -> io::Result<()> {
+    use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
+    let user = find(wanted).map_err(|e| {
+        let message = format!("no user `{wanted}` in the sandbox's /etc/passwd");
+        io::Error::new(
+            if e.kind() == io::ErrorKind::NotFound {
+                io::ErrorKind::InvalidInput
+            } else {
+                e.kind()
+            },
+            message,
+        )
+    })?;
+    let groups: Vec<Gid> = user.groups.iter().map(|gid| Gid::from_raw(*gid)).collect();
+    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    setgroups(&groups)?;
+    setresgid(gid, gid, gid)?;
+    setresuid(uid, uid, uid)?;
+    // A user without a home begins at `/`, where this process is.
+    std::env::set_current_dir(&user.home).or_else(|_missing| std::env::set_current_dir("/"))
+}
+
+fn named(file: &str, id: u32) -> Option<String> {
+    file.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(id)).then(|| name.to_owned())
+    })
+}
+
+/// A user's name, or its number where it has none.
+pub(crate) fn name_of(uid: u32) -> String {
+    static PASSWD: OnceLock<String> = OnceLock::new();
+    named(PASSWD.get_or_init(|| read("/etc/passwd")), uid).unwrap_or_else(|| uid.to_string())
+}
+
+/// A group's name, or its number where it has none.
+pub(crate) fn name_of_group(gid: u32) -> String {
+    static GROUP: OnceLock<String> = OnceLock::new();
+    named(GROUP.get_or_init(|| read("/etc/group")), gid).unwrap_or_else(|| gid.to_string())
 }
 
 fn find_in(wanted: &str, passwd: &str, group: &str) -> io::Result<User> {
@@ -120,5 +167,8 @@ mod tests {
         assert!(user("nobody-here").is_err());
         assert!(user("ann:none").is_err());
         assert_eq!(find_in("", "", "").unwrap().home, "/root");
+        assert_eq!(named(passwd, 1000).as_deref(), Some("ann"));
+        assert_eq!(named(group, 10).as_deref(), Some("wheel"));
+        assert_eq!(named(passwd, 7), None);
     }
 }

@@ -9,16 +9,23 @@ use std::process::Command;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use super::{Sandbox, Service, blocking, disk, living, ms, now_ms};
+use super::mirror::{Mirror, MirrorError};
+use super::{Sandbox, Service, blocking, living, ms, now_ms, on_disk};
 use crate::api::{ForkReply, ForkRequest, Forked, PackReply, PackRequest, State};
+use crate::container::backend::Place;
 use crate::error::{ApiError, ErrorKind};
 use crate::ids;
 use crate::store::Record;
+use crate::trajectory::event::Asked;
 
 /// Children of one request.
 const CHILDREN_MAX: u32 = 1000;
 /// Ancestors whose changes lie on top of each other.
 const GENERATIONS_MAX: usize = 200;
+
+/// Most steps of a copy while its sandbox goes on; and a step that copied no more is the last one.
+const STEPS_MAX: usize = 4;
+const FEW: usize = 32;
 
 /// What a copy took, in milliseconds.
 struct Copied {
@@ -90,7 +97,12 @@ impl Service {
             child.lifetime_ms = lifetime_ms.or(record.lifetime_ms);
             child.place = None;
             child.frozen.push(frozen.clone());
-            match self.make_now(child, held.clone()) {
+            let asked = Asked {
+                method: "FORK".to_owned(),
+                path: String::new(),
+                body: Some(serde_json::json!({ "parent": record.info.id })),
+            };
+            match self.make_now(child, held.clone(), asked) {
                 Ok(info) => Forked::Child(Box::new(info)),
                 Err(error) => Forked::Failed(error),
             }
@@ -122,7 +134,7 @@ impl Service {
             let packed = service.pack_now(&parent, &request, &copy);
             fs::remove_dir_all(&copy)
                 .or_else(ignore_missing)
-                .map_err(disk)?;
+                .map_err(on_disk)?;
             packed
         })
         .await
@@ -151,6 +163,19 @@ impl Service {
                 request.name
             )));
         };
+        let plain = |part: &&str| {
+            part.len() <= 128
+                && part.starts_with(|c: char| c.is_ascii_alphanumeric())
+                && part
+                    .chars()
+                    .all(|c| c.is_ascii_alphanumeric() || "._+-".contains(c))
+        };
+        if ![axis, name, version].iter().all(plain) {
+            return Err(invalid(format!(
+                "`{}`: axis, name and version are made of letters, digits, `.`, `_`, `+` and `-`, 128 at most, and begin with a letter or digit",
+                request.name
+            )));
+        }
         // What its ancestors changed belongs to it too; a child's whiteouts must win over them.
         if !record.frozen.is_empty() {
             return Err(ApiError::new(
@@ -202,48 +227,50 @@ impl Service {
     fn copy_changes(&self, record: &Record, to: &Path) -> Result<Copied, ApiError> {
         let place = living(record)?;
         if let Some(folder) = to.parent() {
-            fs::create_dir_all(folder).map_err(disk)?;
+            fs::create_dir_all(folder).map_err(on_disk)?;
             let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-            fs::set_permissions(folder, private).map_err(disk)?;
+            fs::set_permissions(folder, private).map_err(on_disk)?;
         }
         let paused = record.info.state == State::Paused;
         let from = self.store.rw(&record.info.id).join("upper");
-        let began = Instant::now();
-        if !paused {
-            self.containers.freeze(&place)?;
-        }
         let copying = Instant::now();
-        // Owners, times, attributes, links, holes, whiteouts: all that an overlay's upper folder is made of.
-        let copied = Command::new("cp")
-            .args([
-                "--archive",
-                "--sparse=always",
-                "--reflink=auto",
-                "--no-target-directory",
-                "--",
-            ])
-            .args([&from, to])
-            .output();
-        let copied_ms = elapsed_ms(copying);
-        if !paused {
-            self.containers.resume(&place)?;
-        }
-        let frozen_ms = if paused { 0 } else { elapsed_ms(began) };
-        let failed = match copied {
-            Ok(ran) if ran.status.success() => None,
-            Ok(ran) => Some(String::from_utf8_lossy(&ran.stderr).trim().to_owned()),
-            Err(error) => Some(format!("cannot run `cp`: {error}")),
-        };
-        if let Some(why) = failed {
+        let copied = self.copy_in_steps((&from, to), (&place, paused));
+        if copied.is_err() {
             fs::remove_dir_all(to)
                 .or_else(ignore_missing)
-                .map_err(disk)?;
-            return Err(ApiError::new(ErrorKind::InfraFailed, why));
+                .map_err(on_disk)?;
         }
+        let frozen_ms = copied?;
+        let copied_ms = elapsed_ms(copying);
         Ok(Copied {
             frozen_ms,
             copied_ms,
         })
+    }
+
+    /// Copies most while the sandbox goes on, and what changed meanwhile while it stands still; how long that was, in ms.
+    fn copy_in_steps(
+        &self,
+        (from, to): (&Path, &Path),
+        (place, paused): (&Place, bool),
+    ) -> Result<u64, ApiError> {
+        let mut mirror = Mirror::new(from, to)?;
+        if paused {
+            mirror.step(true)?;
+            return Ok(0);
+        }
+        for _ in 0..STEPS_MAX {
+            if mirror.step(false)? <= FEW {
+                break;
+            }
+        }
+        let began = Instant::now();
+        self.containers.freeze(place)?;
+        let copied = mirror.step(true);
+        self.containers.resume(place)?;
+        let frozen_ms = elapsed_ms(began);
+        copied?;
+        Ok(frozen_ms)
     }
 
     /// Removes copies that no living sandbox stands on.
@@ -278,6 +305,16 @@ impl Service {
     }
 }
 
+impl From<MirrorError> for ApiError {
+    fn from(error: MirrorError) -> Self {
+        let kind = match error {
+            MirrorError::TooMany => ErrorKind::Exhausted,
+            MirrorError::File { .. } => ErrorKind::InfraFailed,
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
 fn ignore_missing(error: std::io::Error) -> std::io::Result<()> {
     if error.kind() == std::io::ErrorKind::NotFound {
         Ok(())
@@ -305,14 +342,14 @@ fn scrub(copy: &Path, path: &Path) -> Result<(), ApiError> {
         real.push(name);
         match fs::symlink_metadata(&real) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            Err(e) => return Err(disk(e)),
+            Err(e) => return Err(on_disk(e)),
             Ok(meta) if below.peek().is_none() => {
                 let removed = if meta.is_dir() {
                     fs::remove_dir_all(&real)
                 } else {
                     fs::remove_file(&real)
                 };
-                return removed.map_err(disk);
+                return removed.map_err(on_disk);
             }
             // What lies behind a link was not written under this name.
             Ok(meta) if !meta.is_dir() => return Ok(()),

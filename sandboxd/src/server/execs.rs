@@ -14,7 +14,8 @@ use base64::engine::general_purpose::STANDARD;
 use futures_util::StreamExt as _;
 use serde::Deserialize;
 
-use super::{App, Asked, Project, agent};
+use super::openapi::Failures;
+use super::{App, Asked, Project, Told, agent, ended, find};
 use crate::api::{ExecReply, ExecRequest, SignalRequest};
 use crate::container::link::{Event, Link, LinkError};
 use crate::container::protocol::{
@@ -23,13 +24,17 @@ use crate::container::protocol::{
 use crate::error::{ApiError, ErrorKind};
 use crate::ids;
 use crate::sandboxes::{InUse, Sandbox, Service};
+use crate::trajectory::{Begun, Ticket};
 
 /// What a stream of frames is called.
-const FRAMES: &str = "application/vnd.dsec.frames";
+pub(super) const FRAMES: &str = "application/vnd.dsec.frames";
 /// A stream in which nothing happens says so this often.
-const KEEPALIVE: Duration = Duration::from_secs(15);
+pub(super) const KEEPALIVE: Duration = Duration::from_secs(15);
 /// Most bytes of one frame of input.
-const PIECE_BYTES: usize = 128 << 10;
+pub(super) const PIECE_BYTES: usize = 128 << 10;
+
+/// Most bytes of a body that are read for nothing, so that its sender sees why.
+const DRAIN_BYTES_MAX: usize = 256 << 20;
 
 /// What an exec is in the agent's words.
 fn spec_of(sandbox: &Sandbox, request: ExecRequest) -> Result<ExecSpec, ApiError> {
@@ -68,101 +73,186 @@ fn spec_of(sandbox: &Sandbox, request: ExecRequest) -> Result<ExecSpec, ApiError
     })
 }
 
-/// `POST /v1/sandboxes/{id}/execs`.
+/// Run a command.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/execs",
+    tag = "execs",
+    params(("id" = String, Path, description = "The sandbox")),
+    request_body = ExecRequest,
+    responses((status = 200, description = "How it ended, or (`stream`) frames as it runs", content((ExecReply = "application/json"), (Vec<u8> = "application/vnd.dsec.frames"))), Failures)
+)]
 pub(super) async fn start(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
     Asked(request): Asked<ExecRequest>,
 ) -> Result<Response, ApiError> {
-    let (sandbox, socket) = agent(&app, &project, &id).await?;
-    let (stream, background) = (request.stream, request.background);
-    let spec = spec_of(&sandbox, request)?;
-    let exec_id = spec.exec_id.clone();
-    let mut link = Link::connect(&socket)
-        .await
-        .map_err(|e| gone(&app.service, &sandbox, e))?;
+    let sandbox = find(&app, &project, &id)?;
+    let how = (request.stream, request.background);
+    let mut spec = spec_of(&sandbox, request.clone())?;
+    let begun = ended::begin(&app.service, &sandbox, &mut spec, request).await?;
+    let (ticket, resumed) = match begun {
+        Begun::Done(finished) => return ended::answer(&finished, how.0),
+        Begun::New(ticket) => (Some(ticket), false),
+        Begun::Open(ticket) => (Some(ticket), true),
+        Begun::Running(_) => (None, true),
+    };
+    // On its own: a client that goes away must not leave a request that was begun and is not followed.
+    let (service, exec) = (Arc::clone(&app.service), spec.exec_id.clone());
+    let launched = tokio::spawn(async move {
+        let launched = launch(&service, &sandbox, spec, (how.0, resumed)).await;
+        if let (Err(error), Some(ticket)) = (&launched, &ticket) {
+            return Err(ended::not_launched(&service, ticket, error, resumed).await);
+        }
+        let (link, answer) = launched?;
+        let (link, pid) = (link, started(answer)?);
+        Ok((sandbox, link, pid, ticket))
+    });
+    let launched = launched.await.unwrap_or_else(|e| {
+        let message = format!("starting an exec broke off: {e}");
+        Err(ApiError::new(ErrorKind::InfraFailed, message))
+    });
+    let (sandbox, link, pid, ticket) = launched?;
+    follow(&app, sandbox, link, (exec, pid, ticket), how).await
+}
+
+/// Starts an exec in a sandbox; the connection to it and the agent's answer.
+pub(super) async fn launch(
+    service: &Arc<Service>,
+    sandbox: &Arc<Sandbox>,
+    spec: ExecSpec,
+    (stream, resumed): (bool, bool),
+) -> Result<(Link, Answer), ApiError> {
+    let socket = service.use_it(sandbox).await?;
+    let failed = |e| gone(service, sandbox, e);
+    let mut link = Link::connect(&socket).await.map_err(failed)?;
     let request = Request::Exec {
         spec: Box::new(spec),
         stream,
+        resumed,
     };
-    let answer = link
-        .request(&request)
-        .await
-        .map_err(|e| gone(&app.service, &sandbox, e))?;
-    follow(&app, sandbox, link, exec_id, answer, (stream, background)).await
+    let answer = link.request(&request).await.map_err(failed)?;
+    Ok((link, answer))
 }
 
-#[derive(Debug, Deserialize)]
+fn started(answer: Answer) -> Result<(i32, bool), ApiError> {
+    let Answer::Started { pid, again } = answer else {
+        let message = format!("the agent answered {answer:?}");
+        return Err(ApiError::new(ErrorKind::InfraFailed, message));
+    };
+    Ok((pid, again))
+}
+
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct From {
     #[serde(default)]
-    stdout_from: u64,
+    #[param(format = "uint64")]
+    pub(super) stdout_from: u64,
     #[serde(default)]
-    stderr_from: u64,
+    #[param(format = "uint64")]
+    pub(super) stderr_from: u64,
 }
 
-/// `GET /v1/sandboxes/{id}/execs/{exec}/stream`.
+/// Follow a command, as frames.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}/execs/{exec}/stream",
+    tag = "execs",
+    params(("id" = String, Path, description = "The sandbox"), ("exec" = String, Path, description = "The command, by its `request_id`"), From),
+    responses((status = 200, description = "Frames", body = Vec<u8>, content_type = "application/vnd.dsec.frames"), Failures)
+)]
 pub(super) async fn attach(
     State(app): State<App>,
     project: Project,
-    Path((id, exec_id)): Path<(String, String)>,
-    Query(from): Query<From>,
+    Told(Path((id, exec_id))): Told<Path<(String, String)>>,
+    Told(Query(from)): Told<Query<From>>,
 ) -> Result<Response, ApiError> {
-    let (sandbox, socket) = agent(&app, &project, &id).await?;
-    attach_to(&app, sandbox, &socket, exec_id, from, true).await
+    attach_to(&app, find(&app, &project, &id)?, exec_id, from, true).await
 }
 
-/// `GET /v1/sandboxes/{id}/execs/{exec}`: waits for its end.
+/// Wait for a command's end.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}/execs/{exec}",
+    tag = "execs",
+    params(("id" = String, Path, description = "The sandbox"), ("exec" = String, Path, description = "The command, by its `request_id`")),
+    responses((status = 200, description = "Done", body = ExecReply), Failures)
+)]
 pub(super) async fn wait(
     State(app): State<App>,
     project: Project,
-    Path((id, exec_id)): Path<(String, String)>,
+    Told(Path((id, exec_id))): Told<Path<(String, String)>>,
 ) -> Result<Response, ApiError> {
-    let (sandbox, socket) = agent(&app, &project, &id).await?;
     let from = From {
         stdout_from: 0,
         stderr_from: 0,
     };
-    attach_to(&app, sandbox, &socket, exec_id, from, false).await
+    attach_to(&app, find(&app, &project, &id)?, exec_id, from, false).await
 }
 
+/// An exec that the agent does not know any more may be written down.
 async fn attach_to(
     app: &App,
     sandbox: Arc<Sandbox>,
-    socket: &std::path::Path,
     exec_id: String,
     from: From,
     stream: bool,
 ) -> Result<Response, ApiError> {
-    let mut link = Link::connect(socket)
-        .await
-        .map_err(|e| gone(&app.service, &sandbox, e))?;
+    match join(&app.service, &sandbox, &exec_id, (from, stream)).await {
+        Ok((link, began)) => {
+            follow(app, sandbox, link, (exec_id, began, None), (stream, false)).await
+        }
+        Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::SandboxGone) => {
+            match ended::known(&app.service, &sandbox, &exec_id).await? {
+                Some(finished) => ended::answer(&finished, stream),
+                None => Err(error),
+            }
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// A connection to an exec that runs or is remembered; its process, and whether it was started before.
+pub(super) async fn join(
+    service: &Arc<Service>,
+    sandbox: &Arc<Sandbox>,
+    exec_id: &str,
+    (from, stream): (From, bool),
+) -> Result<(Link, (i32, bool)), ApiError> {
+    service.use_it(sandbox).await?;
+    join_quietly(service, sandbox, exec_id, (from, stream)).await
+}
+
+/// As [`join`], and a sandbox that is paused stays so: its agent answers all the same.
+pub(super) async fn join_quietly(
+    service: &Arc<Service>,
+    sandbox: &Arc<Sandbox>,
+    exec_id: &str,
+    (from, stream): (From, bool),
+) -> Result<(Link, (i32, bool)), ApiError> {
+    let socket = service.socket(sandbox)?;
+    let failed = |e| gone(service, sandbox, e);
+    let mut link = Link::connect(&socket).await.map_err(failed)?;
     let request = Request::Attach {
-        exec_id: exec_id.clone(),
+        exec_id: exec_id.to_owned(),
         stdout_from: from.stdout_from,
         stderr_from: from.stderr_from,
         stream,
     };
-    let answer = link
-        .request(&request)
-        .await
-        .map_err(|e| gone(&app.service, &sandbox, e))?;
-    follow(app, sandbox, link, exec_id, answer, (stream, false)).await
+    let answer = link.request(&request).await.map_err(failed)?;
+    Ok((link, started(answer)?))
 }
 
 async fn follow(
     app: &App,
     sandbox: Arc<Sandbox>,
     link: Link,
-    exec_id: String,
-    answer: Answer,
+    (exec_id, (pid, again), ticket): (String, (i32, bool), Option<Ticket>),
     (stream, background): (bool, bool),
 ) -> Result<Response, ApiError> {
-    let Answer::Started { pid, again } = answer else {
-        let message = format!("the agent answered {answer:?}");
-        return Err(ApiError::new(ErrorKind::InfraFailed, message));
-    };
     let mut reply = ExecReply {
         exec_id,
         pid,
@@ -172,18 +262,39 @@ async fn follow(
         stderr: String::new(),
         truncated: false,
     };
+    if let Some(ticket) = &ticket
+        && (stream || background)
+    {
+        ended::record(&app.service, &sandbox, ticket);
+    }
     if stream {
         return Ok(frames(&app.service, sandbox, link, &reply));
     }
     if !background {
-        let _used = InUse::of(&sandbox);
-        finish(&app.service, &sandbox, link, &mut reply).await;
+        let service = Arc::clone(&app.service);
+        // On its own: what it did is written down, whether its client waits or not.
+        let done = tokio::spawn(async move {
+            let _used = InUse::of(&sandbox);
+            finish(&service, &sandbox, link, &mut reply).await;
+            if let Some(ticket) = &ticket {
+                ended::write_down(&service, ticket, &reply).await;
+            }
+            reply
+        });
+        reply = done
+            .await
+            .map_err(|e| ApiError::new(ErrorKind::InfraFailed, format!("an exec was lost: {e}")))?;
     }
     Ok(Json(reply).into_response())
 }
 
 /// Waits for the end and takes what is kept of the output.
-async fn finish(service: &Service, sandbox: &Sandbox, mut link: Link, reply: &mut ExecReply) {
+pub(super) async fn finish(
+    service: &Service,
+    sandbox: &Sandbox,
+    mut link: Link,
+    reply: &mut ExecReply,
+) {
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let exit = loop {
         match link.next().await {
@@ -202,7 +313,7 @@ async fn finish(service: &Service, sandbox: &Sandbox, mut link: Link, reply: &mu
 }
 
 /// The end of an exec whose agent does not speak any more.
-fn lost(service: &Service, sandbox: &Sandbox, error: &str) -> Exit {
+pub(super) fn lost(service: &Service, sandbox: &Sandbox, error: &str) -> Exit {
     let (outcome, message) = match service.reason(sandbox) {
         Some(reason) => (Outcome::SandboxGone, reason),
         None => (Outcome::InfraFailed, error.to_owned()),
@@ -233,7 +344,7 @@ fn gone(service: &Service, sandbox: &Sandbox, error: LinkError) -> ApiError {
     }
 }
 
-fn framed(kind: u8, parts: &[&[u8]]) -> Bytes {
+pub(super) fn framed(kind: u8, parts: &[&[u8]]) -> Bytes {
     let mut bytes = Vec::new();
     frame(kind, parts, &mut bytes);
     bytes.into()
@@ -287,11 +398,18 @@ fn frames(
     ([("content-type", FRAMES)], Body::from_stream(all)).into_response()
 }
 
-/// `GET /v1/sandboxes/{id}/execs`.
+/// All commands that are remembered.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}/execs",
+    tag = "execs",
+    params(("id" = String, Path, description = "The sandbox")),
+    responses((status = 200, description = "Done", body = Vec<ExecInfo>), Failures)
+)]
 pub(super) async fn list(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
 ) -> Result<Json<Vec<ExecInfo>>, ApiError> {
     let (_, socket) = agent(&app, &project, &id).await?;
     match Link::connect(&socket)
@@ -307,7 +425,8 @@ pub(super) async fn list(
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Input {
     /// Nothing follows.
@@ -315,12 +434,20 @@ pub(super) struct Input {
     eof: bool,
 }
 
-/// `POST /v1/sandboxes/{id}/execs/{exec}/stdin`.
+/// Give a command input.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/execs/{exec}/stdin",
+    tag = "execs",
+    params(("id" = String, Path, description = "The sandbox"), ("exec" = String, Path, description = "The command, by its `request_id`"), Input),
+    request_body(content = Option<Vec<u8>>, content_type = "application/octet-stream"),
+    responses((status = 204, description = "Done"), Failures)
+)]
 pub(super) async fn stdin(
     State(app): State<App>,
     project: Project,
-    Path((id, exec_id)): Path<(String, String)>,
-    Query(input): Query<Input>,
+    Told(Path((id, exec_id))): Told<Path<(String, String)>>,
+    Told(Query(input)): Told<Query<Input>>,
     body: Body,
 ) -> Result<StatusCode, ApiError> {
     let (_, socket) = agent(&app, &project, &id).await?;
@@ -342,19 +469,45 @@ pub(super) async fn send_body(link: &mut Link, body: Body) -> Result<(), ApiErro
             ApiError::new(ErrorKind::Invalid, format!("the request broke off: {e}"))
         })?;
         for part in piece.chunks(PIECE_BYTES) {
-            link.send(kind::DATA, part).await?;
+            if let Err(error) = link.send(kind::DATA, part).await {
+                drain(pieces).await;
+                return Err(error.into());
+            }
         }
     }
     Ok(())
 }
 
-/// `POST /v1/sandboxes/{id}/execs/{exec}/signal`.
+/// Reads on for a while: a client that still sends does not see an answer, only a broken connection.
+async fn drain(mut pieces: axum::body::BodyDataStream) {
+    let mut drained = 0;
+    while let Some(Ok(piece)) = pieces.next().await {
+        drained += piece.len();
+        if drained > DRAIN_BYTES_MAX {
+            return;
+        }
+    }
+}
+
+/// Send a command a signal.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/execs/{exec}/signal",
+    tag = "execs",
+    params(("id" = String, Path, description = "The sandbox"), ("exec" = String, Path, description = "The command, by its `request_id`")),
+    request_body = SignalRequest,
+    responses((status = 204, description = "Done"), Failures)
+)]
 pub(super) async fn signal(
     State(app): State<App>,
     project: Project,
-    Path((id, exec_id)): Path<(String, String)>,
+    Told(Path((id, exec_id))): Told<Path<(String, String)>>,
     Asked(request): Asked<SignalRequest>,
 ) -> Result<StatusCode, ApiError> {
+    if !(1..=64).contains(&request.signal) {
+        let message = format!("`signal` of {}: 1 to 64 are expected", request.signal);
+        return Err(ApiError::new(ErrorKind::Invalid, message));
+    }
     let (_, socket) = agent(&app, &project, &id).await?;
     let request = Request::Signal {
         exec_id,
@@ -365,11 +518,19 @@ pub(super) async fn signal(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// `POST /v1/sandboxes/{id}/execs/{exec}/resize`.
+/// Change a terminal's size.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/execs/{exec}/resize",
+    tag = "execs",
+    params(("id" = String, Path, description = "The sandbox"), ("exec" = String, Path, description = "The command, by its `request_id`")),
+    request_body = TerminalSize,
+    responses((status = 204, description = "Done"), Failures)
+)]
 pub(super) async fn resize(
     State(app): State<App>,
     project: Project,
-    Path((id, exec_id)): Path<(String, String)>,
+    Told(Path((id, exec_id))): Told<Path<(String, String)>>,
     Asked(size): Asked<TerminalSize>,
 ) -> Result<StatusCode, ApiError> {
     let (_, socket) = agent(&app, &project, &id).await?;

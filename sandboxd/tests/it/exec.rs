@@ -164,6 +164,7 @@ fn kept_output_is_bounded_and_a_stream_is_whole() {
         let request = Request::Exec {
             spec: Box::new(shell(line)),
             stream: true,
+            resumed: false,
         };
         link.request(&request).await.unwrap();
         let mut next = 0;
@@ -199,6 +200,7 @@ fn input_of_any_size_arrives() {
         let request = Request::Exec {
             spec: Box::new(spec),
             stream: true,
+            resumed: false,
         };
         link.request(&request).await.unwrap();
         feed(&mut link, &data).await;
@@ -232,6 +234,7 @@ fn a_terminal_is_one_and_has_a_size() {
         let request = Request::Exec {
             spec: Box::new(spec),
             stream: true,
+            resumed: false,
         };
         link.request(&request).await.unwrap();
         let mut seen = String::new();
@@ -299,6 +302,7 @@ fn signals_reach_the_main_process_or_all() {
         let request = Request::Exec {
             spec: Box::new(spec),
             stream: false,
+            resumed: false,
         };
         assert!(matches!(
             host.ask(&place, &request).unwrap(),
@@ -374,6 +378,7 @@ fn a_fork_bomb_hits_the_limit_and_the_sandbox_can_still_be_asked() {
     let request = Request::Exec {
         spec: Box::new(spec),
         stream: false,
+        resumed: false,
     };
     host.ask(&place, &request).unwrap();
     until("the limit is reached", || {
@@ -414,6 +419,7 @@ fn a_paused_sandbox_stands_still_and_goes_on() {
         &Request::Exec {
             spec: Box::new(spec),
             stream: false,
+            resumed: false,
         },
     )
     .unwrap();

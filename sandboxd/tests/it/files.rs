@@ -10,7 +10,7 @@ use sandboxd::container::protocol::{Answer, Failure, Request, kind};
 use crate::host::Host;
 
 fn ask(host: &Host, place: &Place, request: FileRequest) -> Result<FileReply, LinkError> {
-    match host.ask(place, &Request::Files { request })? {
+    match host.ask(place, &Request::files(request))? {
         Answer::Files { reply } => Ok(reply),
         other => panic!("{other:?}"),
     }
@@ -26,7 +26,7 @@ fn put(
     let socket = host.socket(place);
     host.runtime.block_on(async {
         let mut link = Link::connect(&socket).await?;
-        let request = serde_json::to_vec(&Request::Files { request }).unwrap();
+        let request = serde_json::to_vec(&Request::files(request)).unwrap();
         link.send(kind::REQUEST, &request).await?;
         for piece in bytes.chunks(100_000) {
             link.send(kind::DATA, piece).await?;
@@ -43,7 +43,7 @@ fn get(host: &Host, place: &Place, request: FileRequest) -> Result<Vec<u8>, Link
     let socket = host.socket(place);
     host.runtime.block_on(async {
         let mut link = Link::connect(&socket).await?;
-        link.request(&Request::Files { request }).await?;
+        link.request(&Request::files(request)).await?;
         let mut bytes = Vec::new();
         loop {
             match link.next().await? {

@@ -122,6 +122,7 @@ impl Host {
             let request = Request::Exec {
                 spec: Box::new(spec),
                 stream: false,
+                resumed: false,
             };
             let answer = link.request(&request).await?;
             assert!(matches!(answer, Answer::Started { .. }), "{answer:?}");

@@ -213,6 +213,7 @@ fn each_sandbox_has_ids_of_its_own_and_the_disk_has_the_images() {
         let request = Request::Exec {
             spec: Box::new(spec),
             stream: false,
+            resumed: false,
         };
         assert!(matches!(
             host.ask(place, &request).unwrap(),

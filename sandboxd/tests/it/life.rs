@@ -77,6 +77,7 @@ fn hundreds_of_sandboxes_with_faults_leave_nothing() {
                     &Request::Exec {
                         spec: Box::new(spec),
                         stream: false,
+                        resumed: false,
                     },
                 )
                 .unwrap();
@@ -125,6 +126,7 @@ fn sandboxes_outlive_the_daemon_and_strays_do_not() {
     let request = Request::Exec {
         spec: Box::new(spec),
         stream: false,
+        resumed: false,
     };
     host.ask(&kept, &request).unwrap();
     host.restart(std::slice::from_ref(&kept));

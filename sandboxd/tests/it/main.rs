@@ -12,3 +12,4 @@ mod exec;
 mod files;
 mod isolation;
 mod life;
+mod network;

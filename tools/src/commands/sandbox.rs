@@ -2,10 +2,12 @@
 
 pub(crate) mod follow;
 pub(crate) mod http;
+mod keys;
+mod shell;
 
 use std::fs::File;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
@@ -36,6 +38,12 @@ pub(crate) struct MakeArgs {
     /// Processors' worth of time.
     #[arg(long, value_name = "N")]
     cpus: Option<f64>,
+    /// MiB of disk.
+    #[arg(long, value_name = "MIB")]
+    disk_mb: Option<u64>,
+    /// Something that it may reach, `ADDRESS|RANGE|NAME:PORT[/udp]`; can be given several times. Without it: nothing.
+    #[arg(long, value_name = "TO:PORT", value_parser = parse_rule)]
+    allow: Vec<Value>,
     /// Environment, `NAME=VALUE`; can be given several times.
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_label)]
     env: Vec<(String, String)>,
@@ -45,6 +53,15 @@ pub(crate) struct MakeArgs {
     /// Where things run.
     #[arg(long, value_name = "DIR")]
     cwd: Option<String>,
+}
+
+/// `10.0.0.0/8:8000-8100/udp` as a rule.
+fn parse_rule(text: &str) -> Result<Value, String> {
+    let (to, port) = text
+        .rsplit_once(':')
+        .ok_or("`TO:PORT` is expected, for example `pypi.org:443` or `10.0.0.0/8:53/udp`")?;
+    let (port, protocol) = port.split_once('/').unwrap_or((port, "tcp"));
+    Ok(json!({"to": to, "port": port, "protocol": protocol}))
 }
 
 impl MakeArgs {
@@ -59,6 +76,7 @@ impl MakeArgs {
             "base": self.base, "workspace": self.workspace, "toolkits": self.toolkit,
             "memory_mb": self.memory_mb, "cpus": self.cpus, "envs": envs,
             "user": self.user, "cwd": self.cwd, "timeout": lifetime,
+            "network": {"allow": self.allow}, "disk_mb": self.disk_mb,
         })
     }
 }
@@ -106,6 +124,20 @@ pub(crate) enum SandboxCommand {
         id: String,
         #[command(flatten)]
         exec: ExecArgs,
+    },
+    /// Open a shell at a terminal; its exit status becomes this command's.
+    Shell {
+        /// The sandbox.
+        id: String,
+        /// Who it runs as.
+        #[arg(long)]
+        user: Option<String>,
+        /// Where it begins.
+        #[arg(long, value_name = "DIR")]
+        cwd: Option<String>,
+        /// Program and arguments in place of a login shell (`bash`, or `sh` where there is none).
+        #[arg(last = true, value_name = "CMD")]
+        command: Vec<String>,
     },
     /// Copy a file into or out of a sandbox: one of both is `ID:PATH`.
     Cp {
@@ -156,6 +188,14 @@ pub(crate) enum SandboxCommand {
     },
     /// Show what sandboxes use.
     Top,
+    /// Make an API key, and the line that lets it in (`sandboxd --api-keys FILE`). The key is shown once and kept nowhere.
+    NewKey {
+        /// Whose: a project sees its own sandboxes only.
+        project: String,
+        /// Add the line to this file (it is made, for its owner alone); without it, the line goes to standard error.
+        #[arg(long, value_name = "FILE")]
+        file: Option<PathBuf>,
+    },
 }
 
 /// Runs something that waits for a daemon.
@@ -180,7 +220,7 @@ pub(crate) fn run(command: &SandboxCommand) -> Result<ExitCode, Failure> {
     wait(carry_out(&Client::from_env(), command))
 }
 
-fn path_of(id: &str, what: &str) -> String {
+pub(crate) fn path_of(id: &str, what: &str) -> String {
     format!("/v1/sandboxes/{}{what}", quoted(id))
 }
 
@@ -203,6 +243,12 @@ async fn carry_out(client: &Client, command: &SandboxCommand) -> Result<ExitCode
         }
         SandboxCommand::Ls { all, json } => list(client, *all, *json).await?,
         SandboxCommand::Exec { id, exec } => return execute(client, id, exec).await,
+        SandboxCommand::Shell {
+            id,
+            user,
+            cwd,
+            command,
+        } => return shell::run(client, id, command, (user.as_deref(), cwd.as_deref())).await,
         SandboxCommand::Cp { from, to } => copy(client, from, to).await?,
         SandboxCommand::Pause { id } => drop(post(path_of(id, "/pause"), json!({})).await?),
         SandboxCommand::Resume { id } => drop(post(path_of(id, "/resume"), json!({})).await?),
@@ -232,11 +278,12 @@ async fn carry_out(client: &Client, command: &SandboxCommand) -> Result<ExitCode
         }
         SandboxCommand::Logs { id, exec } => return logs(client, id, exec.as_deref()).await,
         SandboxCommand::Top => top(client).await?,
+        SandboxCommand::NewKey { project, file } => keys::make(project, file.as_deref())?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn text<'a>(value: &'a Value, name: &str) -> &'a str {
+pub(crate) fn text<'a>(value: &'a Value, name: &str) -> &'a str {
     value.get(name).and_then(Value::as_str).unwrap_or_default()
 }
 

@@ -307,6 +307,7 @@ fn every_command_shows_examples() {
         "stats",
         "tag",
         "trace",
+        "trajectory",
         "umount",
         "untag",
         "verify",

@@ -1,148 +1,11 @@
 //! `sandboxd` on a real layerd, through `dsec run`, `dsec sandbox` and the Python package.
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-
-use crate::daemon::Layerd;
-use crate::world::{World, dsec, ok, sh};
-
-const SOON: Duration = Duration::from_secs(20);
-
-/// A sandboxd on a unix socket, with a layer `base/mini:1` that has a shell and coreutils.
-#[derive(Debug)]
-struct Sandboxd<'a> {
-    world: &'a World,
-    _layerd: Layerd<'a>,
-    child: Child,
-}
-
-fn beside(name: &str) -> PathBuf {
-    let program = Path::new(env!("CARGO_BIN_EXE_dsec")).with_file_name(name);
-    let there = program.try_exists().unwrap();
-    assert!(there, "`{name}` is missing; run `cargo build` first");
-    program
-}
-
-fn mini(world: &World) {
-    let script = "set -e; mkdir -p tree/usr/bin tree/proc tree/sys tree/dev tree/tmp tree/root tree/etc tree/w
-        ln -s usr/bin tree/bin; ln -s usr/lib tree/lib; ln -s usr/lib64 tree/lib64
-        echo root:x:0:0:root:/root:/bin/sh > tree/etc/passwd
-        for b in bash dash cat ls sleep rm mkdir wc head stat printf echo id sha256sum; do
-            cp $(readlink -f $(command -v $b || which $b)) tree/usr/bin/$b 2>/dev/null || cp /usr/bin/$b tree/usr/bin/$b
-            for l in $(ldd /usr/bin/$b | grep -o '/[^ ]*'); do mkdir -p tree/usr$(dirname ${l#/usr}); cp -L $l tree/usr${l#/usr}; done
-        done
-        ln -s dash tree/usr/bin/sh";
-    sh(world.root(), script);
-    let origin = world.origin("origin");
-    let args = [
-        "build",
-        "./tree",
-        "--axis",
-        "base",
-        "--name",
-        "mini",
-        "--version",
-        "1",
-    ];
-    ok(dsec(world, &[&args[..], &["--origin", &origin]].concat()));
-}
-
-impl<'a> Sandboxd<'a> {
-    fn start(world: &'a World) -> Self {
-        mini(world);
-        let origin = world.origin("origin");
-        let layerd = Layerd::start(world, &origin);
-        let mut daemon = Self {
-            world,
-            _layerd: layerd,
-            child: Self::spawn(world),
-        };
-        daemon.wait();
-        daemon
-    }
-
-    fn spawn(world: &World) -> Child {
-        let log = File::options()
-            .create(true)
-            .append(true)
-            .open(world.path("sandboxd.log"))
-            .unwrap();
-        Command::new(beside("sandboxd"))
-            .arg("--layerd")
-            .arg(world.path("socket"))
-            .arg("--listen")
-            .arg(format!("unix:{}", world.path("sandboxd.sock").display()))
-            .arg("--state")
-            .arg(world.path("state"))
-            .args(["--origin", &world.origin("origin"), "--pool", "2", "--dsec"])
-            .arg(beside("dsec"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .unwrap()
-    }
-
-    fn wait(&mut self) {
-        let deadline = Instant::now() + SOON;
-        while !self.dsec(&["sandbox", "ls"]).status.success() {
-            let late = Instant::now() > deadline;
-            assert!(!late, "sandboxd does not answer: {}", self.log());
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(self.world.path("sandboxd.log")).unwrap()
-    }
-
-    fn url(&self) -> String {
-        format!("unix:{}", self.world.path("sandboxd.sock").display())
-    }
-
-    fn dsec(&self, args: &[&str]) -> std::process::Output {
-        Command::new(env!("CARGO_BIN_EXE_dsec"))
-            .args(args)
-            .env("DSEC_URL", self.url())
-            .current_dir(self.world.root())
-            .stdin(Stdio::null())
-            .output()
-            .unwrap()
-    }
-
-    /// Its standard output, if it did well.
-    fn ok(&self, args: &[&str]) -> String {
-        let ran = self.dsec(args);
-        let errors = String::from_utf8_lossy(&ran.stderr).into_owned();
-        assert!(ran.status.success(), "{args:?}: {errors}\n{}", self.log());
-        String::from_utf8(ran.stdout).unwrap().trim_end().to_owned()
-    }
-
-    /// As a crash: sandboxes stay.
-    fn crash_and_restart(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-        self.child = Self::spawn(self.world);
-        self.wait();
-    }
-}
-
-impl Drop for Sandboxd<'_> {
-    fn drop(&mut self) {
-        for line in self.ok(&["sandbox", "ls"]).lines() {
-            let id = line.split(' ').next().unwrap_or_default();
-            self.dsec(&["sandbox", "kill", id]);
-        }
-        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
-        kill(pid, Signal::SIGTERM).unwrap();
-        self.child.wait().unwrap();
-    }
-}
+use crate::sandboxd::Sandboxd;
+use crate::world::World;
 
 #[test]
 fn run_makes_a_sandbox_for_one_command_and_takes_it_away() {
@@ -212,7 +75,7 @@ fn sandbox_commands_work_and_a_crash_of_the_daemon_loses_nothing() {
     let gone = daemon.dsec(&["sandbox", "exec", &id, "--", "true"]);
     assert_eq!(
         String::from_utf8(gone.stderr).unwrap(),
-        format!("dsec: sandbox `{id}` is gone: it was killed\n")
+        format!("dsec: sandbox `{id}` is gone: it was killed (sandbox_gone)\n")
     );
     assert!(daemon.ok(&["sandbox", "ls", "--all"]).contains("gone"));
 }
@@ -237,5 +100,58 @@ fn the_python_package_works() {
         .unwrap();
     let said = String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success(), "{said}\n{}", daemon.log());
-    assert!(said.contains("Ran 10 tests"), "{said}");
+    assert!(said.contains("Ran 11 tests"), "{said}");
+}
+
+/// Mutations: without the raw terminal the first interrupt ends the client; without the signal's handler no size arrives.
+#[test]
+fn a_shell_at_a_terminal_takes_every_key_and_its_size() {
+    let world = World::new();
+    let daemon = Sandboxd::start(&world);
+    let id = daemon.ok(&["sandbox", "create", "--base", "base/mini:1"]);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sandbox_shell.py");
+    let ran = Command::new("python3")
+        .arg(script)
+        .args([env!("CARGO_BIN_EXE_dsec"), &id])
+        .env("DSEC_URL", daemon.url())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{said}\n{}", daemon.log());
+    let no_terminal = daemon.dsec(&["sandbox", "shell", &id]);
+    let said = String::from_utf8(no_terminal.stderr).unwrap();
+    assert!(
+        said.starts_with("dsec: standard input is no terminal"),
+        "{said}"
+    );
+}
+
+/// In an environment of its own, from a copy: installing leaves files beside the sources.
+#[test]
+fn the_python_package_can_be_installed() {
+    let world = World::new();
+    let package = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("libdsec");
+    let pip = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .with_file_name("target")
+        .join("test-tools/setuptools/bin/pip");
+    assert!(pip.try_exists().unwrap(), "run `tools/setup check` first");
+    let script = format!(
+        "set -e; cp -r {} copy; {} wheel -q --disable-pip-version-check --no-build-isolation --no-deps ./copy
+        python3 -m venv env; env/bin/pip install -q --disable-pip-version-check --no-index libdsec-*.whl
+        cd /; $OLDPWD/env/bin/python -c 'import libdsec, pathlib; folder = pathlib.Path(libdsec.__file__).parent
+assert (folder / \"py.typed\").exists() and \"site-packages\" in str(folder), folder; print(len(libdsec.__all__))'",
+        package.display(),
+        pip.display()
+    );
+    let ran = Command::new("bash")
+        .args(["-c", &script])
+        .current_dir(world.root())
+        .output()
+        .unwrap();
+    assert!(
+        ran.status.success(),
+        "{}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
+    assert_eq!(String::from_utf8(ran.stdout).unwrap(), "29\n");
 }

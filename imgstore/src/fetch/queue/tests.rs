@@ -119,14 +119,14 @@ fn a_reader_moves_a_waiting_prefetch_forward() {
     let mut state = State::default();
     for index in 0..3 {
         let digest = layer.manifest.segments[index].digest();
-        assert!(state.want(&digest, Priority::Prefetch));
+        assert!(state.want(&digest, Priority::Prefetch, &Pace::default()));
         state.prefetch.push_back(job(index));
     }
     let wanted = layer.manifest.segments[1].digest();
-    assert!(!state.want(&wanted, Priority::Demand));
+    assert!(!state.want(&wanted, Priority::Demand, &Pace::default()));
     assert_eq!(state.demand[0].plan.parts[0].index, 1);
     assert_eq!(state.prefetch.len(), 2);
-    state.promote(&wanted);
+    state.promote(&wanted, &Pace::default());
     assert_eq!(state.demand.len(), 1);
 }
 

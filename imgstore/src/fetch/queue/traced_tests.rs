@@ -77,20 +77,38 @@ fn one_range_may_begin_whatever_the_budget() {
     assert!(state.next_traced(1).is_some());
 }
 
+/// A link of 25 MB/s without delay: no spare byte is worth it.
+fn narrow() -> Pace {
+    let pace = Pace::default();
+    for kb in 20..60 {
+        pace.record(kb * 1000, Duration::from_micros(40 * kb));
+    }
+    pace
+}
+
 /// Mutation: the whole range moves to the demand queue.
 #[test]
 fn a_reader_takes_its_segment_out_of_a_trace_and_one_on_its_way_is_joined() {
     let (layer, _) = fixture(20);
     let mut state = State::default();
+    let pace = narrow();
     for index in 0..20 {
         state.wanted.insert(layer.manifest.segments[index].digest());
     }
     state.traced.push_back(traced_job(&layer, 0..10));
     state.traced.push_back(traced_job(&layer, 10..20));
     let on_its_way = state.next_traced(1000).unwrap();
-    assert!(!state.want(&layer.manifest.segments[12].digest(), Priority::Prefetch));
+    assert!(!state.want(
+        &layer.manifest.segments[12].digest(),
+        Priority::Prefetch,
+        &pace
+    ));
     assert_eq!((state.traced.len(), state.demand.len()), (1, 0));
-    assert!(!state.want(&layer.manifest.segments[12].digest(), Priority::Demand));
+    assert!(!state.want(
+        &layer.manifest.segments[12].digest(),
+        Priority::Demand,
+        &pace
+    ));
     let starts = |jobs: &VecDeque<Job>| -> Vec<usize> {
         jobs.iter().map(|job| job.plan.parts[0].index).collect()
     };
@@ -99,9 +117,45 @@ fn a_reader_takes_its_segment_out_of_a_trace_and_one_on_its_way_is_joined() {
         // A jump: nothing behind it comes along.
         (vec![10, 13], vec![12])
     );
-    assert!(!state.want(&layer.manifest.segments[3].digest(), Priority::Demand));
+    assert!(!state.want(
+        &layer.manifest.segments[3].digest(),
+        Priority::Demand,
+        &pace
+    ));
     assert_eq!(state.finish(&on_its_way), [3]);
     assert!(state.joined.is_empty() && state.wanted.len() == 10);
+}
+
+/// Mutations: `promote_traced` lets a jump pay (`begin` and `read` in both arms); it takes no pairs; `next_traced` without `seen`.
+#[test]
+fn a_reader_who_jumps_about_takes_pairs_and_pays_for_nothing_ahead() {
+    let (layer, _) = fixture(60);
+    let mut state = State::default();
+    for index in 0..60 {
+        state.wanted.insert(layer.manifest.segments[index].digest());
+    }
+    state.traced.push_back(traced_job(&layer, 0..60));
+    state.ahead.start(layer.digest);
+    let pace = Pace::default();
+    for index in [41, 21, 50, 30] {
+        let digest = layer.manifest.segments[index].digest();
+        assert!(!state.want(&digest, Priority::Demand, &pace));
+    }
+    let plans = |jobs: &VecDeque<Job>| -> Vec<(usize, usize)> {
+        let plan = |job: &Job| (job.plan.parts[0].index, job.plan.parts.len());
+        jobs.iter().map(plan).collect()
+    };
+    assert_eq!(plans(&state.demand), [(40, 2), (20, 2), (50, 2), (30, 2)]);
+    let pieces = [(0, 20), (22, 8), (32, 8), (42, 8), (52, 8)];
+    assert_eq!(plans(&state.traced), pieces);
+    // All four are read, and still the guess is all that may be begun.
+    assert_eq!(state.ahead.left(&layer.digest, 1000), 1000);
+    // It is spent, but for less than the next piece: those behind that one, however short, wait as well.
+    state
+        .ahead
+        .begin(&layer.digest, TRACED_RANGE_BYTES_FIRST - 100);
+    assert!(state.next_traced(TRACED_BYTES_MAX).is_none());
+    assert_eq!(plans(&state.traced), pieces);
 }
 
 #[test]

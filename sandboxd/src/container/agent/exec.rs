@@ -263,7 +263,9 @@ impl Agent {
         let finished: Vec<u64> = finished.map(|e| e.serial).collect();
         let over = finished.len().saturating_sub(FINISHED_MAX);
         for serial in finished.into_iter().take(over) {
-            self.execs.remove(&serial);
+            if let Some(exec) = self.execs.remove(&serial) {
+                self.forgotten.add(&exec.spec.exec_id);
+            }
         }
     }
 

@@ -1,11 +1,11 @@
 //! What the daemon can ask an agent: each request, and who carries it out.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
-use super::super::files;
 use super::super::protocol::{Answer, ExecSpec, Failure, Request, kind};
 use super::super::shell;
+use super::super::{dial, files};
 use super::connection::Role;
 use super::exec::winsize;
 use super::{Agent, RUNNING_MAX};
@@ -26,7 +26,11 @@ impl Agent {
                 let execs = self.execs.values().map(|e| e.info()).collect();
                 self.done(serial, &Answer::Execs { execs });
             }
-            Request::Exec { spec, stream } => self.exec(serial, *spec, stream),
+            Request::Exec {
+                spec,
+                stream,
+                resumed,
+            } => self.exec(serial, *spec, stream, resumed),
             Request::Attach {
                 exec_id,
                 stdout_from,
@@ -62,7 +66,14 @@ impl Agent {
                 };
                 self.answer_io(serial, done);
             }
-            Request::Files { request } => self.files(serial, &request),
+            Request::Files { request, user } => {
+                self.work_apart(serial, |socket, input| {
+                    files::serve(socket, input, &request, user.as_deref())
+                });
+            }
+            Request::Dial { port } => {
+                self.work_apart(serial, |socket, _| dial::serve(&socket, port))
+            }
         }
     }
 
@@ -119,7 +130,7 @@ impl Agent {
         found
     }
 
-    fn exec(&mut self, serial: u64, spec: ExecSpec, stream: bool) {
+    fn exec(&mut self, serial: u64, spec: ExecSpec, stream: bool, resumed: bool) {
         if !self.assigned {
             let message = "this sandbox has no root file system yet".to_owned();
             return self.fail(serial, Failure::Invalid, message, 0);
@@ -135,6 +146,13 @@ impl Agent {
                 return self.fail(serial, Failure::Conflict, message, 0);
             }
             return self.follow(serial, exec.serial, (0, 0), stream, true);
+        }
+        if self.forgotten.may_have_run(&spec.exec_id, resumed) {
+            let message = format!(
+                "exec `{}` may have run, and what became of it is not remembered",
+                spec.exec_id
+            );
+            return self.fail(serial, Failure::Forgotten, message, 0);
         }
         let running = self.execs.values().filter(|e| e.exit.is_none()).count();
         if running >= RUNNING_MAX {
@@ -255,8 +273,8 @@ impl Agent {
         }
     }
 
-    /// Hands a connection to a process of its own that works on files and may block.
-    fn files(&mut self, serial: u64, request: &files::FileRequest) {
+    /// Hands a connection to a process of its own that may block.
+    fn work_apart(&mut self, serial: u64, work: impl FnOnce(OwnedFd, Vec<u8>) -> io::Result<()>) {
         if !self.assigned {
             let message = "this sandbox has no root file system yet".to_owned();
             return self.fail(serial, Failure::Invalid, message, 0);
@@ -270,7 +288,7 @@ impl Agent {
                 let alone = sys::close_all_but(connection.socket.as_fd());
                 let done = alone
                     .and_then(|()| connection.socket.try_clone())
-                    .and_then(|socket| files::serve(socket, input, request));
+                    .and_then(|socket| work(socket, input));
                 sys::exit_now(i32::from(done.is_err()));
             }
             Ok(Cloned::Parent { .. }) => self.hang_up(serial),

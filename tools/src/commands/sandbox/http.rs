@@ -127,7 +127,11 @@ impl Client {
         let status = response.status();
         let bytes = response.into_body().collect().await?.to_bytes();
         let said = serde_json::from_slice::<Value>(&bytes).ok();
-        let said = said.and_then(|v| Some(v.get("message")?.as_str()?.to_owned()));
+        // The kind is the same word as in HTTP and in Python: what scripts look for.
+        let said = said.and_then(|said| {
+            let text = |name: &str| said.get(name).and_then(Value::as_str);
+            Some(format!("{} ({})", text("message")?, text("kind")?))
+        });
         Err(said
             .unwrap_or_else(|| format!("`{}` answered with HTTP status {status}", self.url))
             .into())

@@ -1,0 +1,112 @@
+//! E2B's own client from PyPI against `sandboxd` on real layers: the one conformance test that nobody here wrote.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::sandboxd::Sandboxd;
+use crate::world::{World, dsec, ok, sh};
+
+/// A Python with the package `e2b`, as `tools/setup check` installs it.
+fn python() -> PathBuf {
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target");
+    let python = target.join("test-tools/e2b/bin/python");
+    let there = python.try_exists().unwrap();
+    assert!(
+        there,
+        "`{}` is missing; run `tools/setup check` first",
+        python.display()
+    );
+    python
+}
+
+/// A workspace with a folder, a toolkit with Perl, some more programs and a user.
+fn publish(world: &World) {
+    let script = "set -e; mkdir -p app/srv/app more/usr/bin more/etc more/home/ann
+        echo root:x:0:0:root:/root:/bin/sh > more/etc/passwd; echo ann:x:1000:1000:Ann:/home/ann:/bin/bash >> more/etc/passwd
+        printf 'root:x:0:\\nann:x:1000:\\n' > more/etc/group; chown 1000:1000 more/home/ann
+        for b in perl stty mv ln chmod touch; do
+            cp -L $(command -v $b) more/usr/bin/$b
+            for l in $(ldd more/usr/bin/$b | grep -o '/[^ ]*'); do mkdir -p more/usr$(dirname ${l#/usr}); cp -L $l more/usr${l#/usr}; done
+        done
+        for d in $(perl -e 'print join qq(\\n), @INC'); do
+            case $d in */perl-base) mkdir -p more$d; cp -r $d/. more$d ;; esac
+        done";
+    sh(world.root(), script);
+    let origin = world.origin("origin");
+    for (tree, axis, name) in [("./app", "workspace", "app"), ("./more", "toolkit", "perl")] {
+        let args = [
+            "build",
+            tree,
+            "--axis",
+            axis,
+            "--name",
+            name,
+            "--version",
+            "1",
+        ];
+        ok(dsec(world, &[&args[..], &["--origin", &origin]].concat()));
+    }
+}
+
+fn run_suite(with_keys: bool) {
+    let world = World::new();
+    let key = if with_keys {
+        let made = ok(dsec(
+            &world,
+            &["sandbox", "new-key", "team", "--file", "keys"],
+        ));
+        made.trim().to_owned()
+    } else {
+        format!("e2b_{}", "0".repeat(40))
+    };
+    let keys = world.path("keys").display().to_string();
+    let args: &[&str] = if with_keys {
+        &["--api-keys", &keys]
+    } else {
+        &[]
+    };
+    let daemon = Sandboxd::start_with(
+        &world,
+        "127.0.0.1:0",
+        args,
+        if with_keys { &key } else { "" },
+    );
+    publish(&world);
+    let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2b_conformance.py");
+    let mut command = Command::new(python());
+    command
+        .arg("-B")
+        .arg(suite)
+        .arg("-v")
+        .env("E2B_API_URL", daemon.url())
+        .env("E2B_SANDBOX_URL", daemon.url())
+        .env("E2B_API_KEY", &key);
+    if with_keys {
+        command.env("DSEC_E2B_KEYS", "1");
+    }
+    let ran = command.output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{said}\n{}", daemon.log());
+    let all = if with_keys {
+        "\nOK\n"
+    } else {
+        "\nOK (skipped=1)\n"
+    };
+    assert!(
+        said.contains("Ran 29 tests") && said.ends_with(all),
+        "{said}"
+    );
+    assert!(!daemon.log().contains(&key[4..]), "{}", daemon.log());
+}
+
+/// Mutation: offsets that begin at 0 for `connect` fail a test of the suite.
+#[test]
+fn the_client_of_e2b_works() {
+    run_suite(false);
+}
+
+/// Mutations: an `admit` that lets everybody in, and ports without their token, fail one each.
+#[test]
+fn the_client_of_e2b_works_with_keys() {
+    run_suite(true);
+}
