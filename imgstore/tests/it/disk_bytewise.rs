@@ -10,8 +10,14 @@ const SECTORS: usize = 4;
 const ROUNDS: u8 = 200;
 
 /// In memory; whoever reads lets others go first, as a disk does.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct SlowDisk(Mutex<[[u8; 512]; SECTORS]>);
+
+impl SlowDisk {
+    fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::new([[0; 512]; SECTORS])))
+    }
+}
 
 fn place(offset: u64) -> usize {
     usize::try_from(offset / 512).unwrap()
@@ -60,7 +66,7 @@ impl BlockDevice for SlowDisk {
 /// Four threads write a byte each of the same sectors, over and over. Red when a part is changed under the shared lock.
 #[test]
 fn parts_of_one_sector_do_not_undo_each_other() {
-    let disk = Arc::new(SlowDisk::default());
+    let disk = SlowDisk::new();
     let bytewise = Bytewise::new(disk.clone());
     std::thread::scope(|scope| {
         for thread in 0..4_u64 {
@@ -84,7 +90,7 @@ fn parts_of_one_sector_do_not_undo_each_other() {
 /// One thread writes a whole sector, and looks; another writes one byte of it. Red when whole sectors are written without the lock.
 #[test]
 fn a_part_does_not_undo_a_whole_sector() {
-    let bytewise = Bytewise::new(Arc::new(SlowDisk::default()));
+    let bytewise = Bytewise::new(SlowDisk::new());
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
