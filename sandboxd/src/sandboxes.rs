@@ -6,6 +6,7 @@
 mod changes;
 mod derive;
 mod plan;
+mod queue;
 
 pub use changes::Changes;
 
@@ -20,9 +21,10 @@ use crate::container::backend::{Containers, Place, Plan};
 use crate::container::cgroup::Usage;
 use crate::disk::Disks;
 use crate::error::{ApiError, ErrorKind};
+use crate::faults;
 use crate::layers::{Held, Layers};
 use crate::network::Networks;
-use crate::store::{Record, Store};
+use crate::store::{ENDED_MAX, Record, Store};
 use crate::trajectory::Trajectory;
 use crate::trajectory::event::Asked;
 
@@ -130,6 +132,7 @@ pub struct Service {
     disks: Disks,
     state: PathBuf,
     packer: Packer,
+    queue: queue::Queue,
     /// Disk limit of sandboxes that ask for none.
     disk_mb: Option<u64>,
     table: Mutex<HashMap<String, Arc<Sandbox>>>,
@@ -197,6 +200,7 @@ impl Service {
             disks: Disks::new(&state.join("disks")),
             state,
             packer,
+            queue: queue::Queue::default(),
             disk_mb,
             table: Mutex::default(),
             requests: Mutex::default(),
@@ -272,6 +276,7 @@ impl Service {
                 service.look_at_sandboxes();
                 if tidy {
                     service.layers.tidy(false);
+                    service.forget_ended()?;
                 }
                 Ok(())
             });
@@ -279,6 +284,24 @@ impl Service {
                 tracing::error!(%error, "sandboxes were not looked after");
             }
         }
+    }
+
+    /// Forgets the oldest of those that ended, above the bound.
+    fn forget_ended(&self) -> Result<(), ApiError> {
+        let ended = |s: &&Arc<Sandbox>| s.lock().info.state == State::Gone;
+        let mut old: Vec<(u64, String)> = {
+            let table = self.table();
+            let infos = table.values().filter(ended).map(|s| s.info());
+            infos.map(|info| (info.created_ms, info.id)).collect()
+        };
+        old.sort();
+        let over = old.len().saturating_sub(ENDED_MAX);
+        for (_, id) in old.into_iter().take(over) {
+            self.store.remove(&id).map_err(on_disk)?;
+            self.trajectory.forget(&id)?;
+            self.table().remove(&id);
+        }
+        Ok(())
     }
 
     fn look_at_sandboxes(&self) {
@@ -386,9 +409,14 @@ impl Service {
     }
 
     async fn make(self: &Arc<Self>, record: Record, asked: Asked) -> Result<SandboxInfo, ApiError> {
+        let turn = self.queue.turn().await?;
         let service = Arc::clone(self);
         // On a thread of its own: a client that goes away does not leave half a sandbox.
-        blocking(move || service.make_now(record, None, asked)).await
+        blocking(move || {
+            let _turn = turn;
+            service.make_now(record, None, asked)
+        })
+        .await
     }
 
     /// Makes what a record describes, on the layers of `held` or those that its names stand for. Blocks.
@@ -437,7 +465,9 @@ impl Service {
         let request_id = record.info.request_id.as_deref().unwrap_or("create");
         let reply = serde_json::to_value(&record.info).unwrap_or_default();
         self.trajectory.add(id, request_id, asked, reply)?;
-        self.store.put(record).map_err(on_disk)
+        faults::step("trajectory").map_err(on_disk)?;
+        self.store.put(record).map_err(on_disk)?;
+        faults::step("record").map_err(on_disk)
     }
 
     fn place(&self, record: &Record, held: &Held) -> Result<Place, ApiError> {
@@ -446,6 +476,7 @@ impl Service {
             self.disks
                 .attach(disk, &self.store.image(id), &self.store.rw(id))?;
         }
+        faults::step("disk").map_err(on_disk)?;
         let layers: Vec<PathBuf> = held.lowers.iter().chain(&record.frozen).cloned().collect();
         let place = self.containers.create(&Plan {
             layers: &layers,
@@ -454,12 +485,14 @@ impl Service {
             limits: &record.limits,
             patience: CREATE_PATIENCE,
         })?;
-        if let Err(error) = self
+        let opened = self
             .networks
-            .open(&record.info.id, place.pid, &record.network)
-        {
+            .open(&record.info.id, place.pid, &record.network);
+        let opened = opened.map_err(ApiError::from);
+        if let Err(error) = opened.and_then(|()| faults::step("network").map_err(on_disk)) {
+            self.networks.close(&record.info.id);
             self.containers.kill(&place)?;
-            return Err(error.into());
+            return Err(error);
         }
         Ok(place)
     }

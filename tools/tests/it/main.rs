@@ -31,6 +31,7 @@ mod logins;
 mod same_name;
 mod sandbox_disk;
 mod sandbox_keys;
+mod sandbox_life;
 mod sandboxes;
 mod seaweed;
 mod served;
