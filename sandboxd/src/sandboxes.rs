@@ -219,13 +219,19 @@ impl Service {
             .iter()
             .find(|held| record.hold.as_ref() == Some(&held.mountpoint));
         let ended = record.info.state == State::Gone;
-        let sandbox = Arc::new(Sandbox::new(record.clone(), hold.cloned()));
+        // One that ended stands on nothing any more.
+        let hold = hold.filter(|_| !ended).cloned();
+        let sandbox = Arc::new(Sandbox::new(record.clone(), hold));
         self.table().insert(id.clone(), Arc::clone(&sandbox));
         if ended {
             return Ok(());
         }
         match record.place {
             Some(place) if self.containers.find(&place).is_ok() => {
+                // It may have been stopped for a moment, to be copied, when the daemon was killed.
+                if record.info.state != State::Paused {
+                    self.containers.resume(&place)?;
+                }
                 tracing::info!(id, "adopted");
                 Ok(())
             }
