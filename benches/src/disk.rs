@@ -9,14 +9,13 @@ mod sys;
 mod writing;
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
-use imgstore::ids::to_u64;
 
 use crate::error::{Context, Result};
 use crate::host;
-use crate::say::{print, progress};
+use crate::rows::Rows;
+pub(crate) use crate::rows::{Spent, as_f64};
 
 /// Bytes of a block that is read or written.
 pub(crate) const BLOCK: usize = 4096;
@@ -35,40 +34,6 @@ pub(crate) struct DiskArgs {
     json: bool,
 }
 
-/// One measured number.
-#[derive(Debug, serde::Serialize)]
-pub(crate) struct Row {
-    what: String,
-    value: f64,
-    unit: &'static str,
-}
-
-/// Rows, in order.
-#[derive(Debug, Default)]
-pub(crate) struct Rows(Vec<Row>);
-
-impl Rows {
-    pub(crate) fn add(&mut self, what: impl Into<String>, value: f64, unit: &'static str) {
-        let what = what.into();
-        progress!("{what}: {value:.3} {unit}");
-        self.0.push(Row { what, value, unit });
-    }
-
-    /// Rate, and CPU time of each, of `count` things.
-    pub(crate) fn rate(&mut self, what: &str, count: usize, spent: Spent) {
-        let count = as_f64(to_u64(count));
-        self.add(what, count / spent.wall.as_secs_f64(), "/s");
-        self.add(format!("{what}: CPU each"), spent.cpu_s * 1e6 / count, "us");
-    }
-}
-
-/// Time that something took.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Spent {
-    pub(crate) wall: Duration,
-    pub(crate) cpu_s: f64,
-}
-
 /// Runs and times, with this process's CPU time.
 pub(crate) fn timed<T>(run: impl FnOnce() -> Result<T>) -> Result<(T, Spent)> {
     let cpu = host::cpu_s("self")?;
@@ -77,11 +42,6 @@ pub(crate) fn timed<T>(run: impl FnOnce() -> Result<T>) -> Result<(T, Spent)> {
     let wall = begun.elapsed();
     let cpu_s = host::cpu_s("self")? - cpu;
     Ok((done, Spent { wall, cpu_s }))
-}
-
-#[expect(clippy::cast_precision_loss, reason = "shown to three decimals")]
-pub(crate) fn as_f64(n: u64) -> f64 {
-    n as f64
 }
 
 /// Random numbers from a seed.
@@ -118,13 +78,5 @@ pub(crate) fn run(args: &DiskArgs) -> Result<()> {
     stack::measure(&mut rows, scratch.path(), scale)?;
     writing::measure(&mut rows, scratch.path(), scale)?;
     paths::measure(&mut rows, scratch.path(), scale)?;
-    if args.json {
-        let text = serde_json::to_string_pretty(&rows.0).during("writing JSON")?;
-        return print(&format!("{text}\n"));
-    }
-    let lines = rows
-        .0
-        .iter()
-        .map(|row| format!("| {} | {:.2} {} |\n", row.what, row.value, row.unit));
-    print(&lines.collect::<String>())
+    rows.print(args.json)
 }

@@ -11,6 +11,8 @@ mod host;
 mod mounts;
 mod native;
 mod origin;
+mod rows;
+mod sandbox;
 mod say;
 mod store;
 mod timed;
@@ -40,6 +42,7 @@ enum Command {
     Dedup(compare::dedup::DedupArgs),
     Disk(disk::DiskArgs),
     Kill(compare::kill::KillArgs),
+    Sandbox(sandbox::SandboxArgs),
     Origin(origin::OriginArgs),
     #[command(hide = true)]
     Get(origin::GetArgs),
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Dedup(args) => compare::dedup::run(&args),
         Command::Disk(args) => disk::run(&args),
         Command::Kill(args) => compare::kill::run(&args),
+        Command::Sandbox(args) => sandbox::run(&args),
         Command::Origin(args) => origin::run(&args),
         Command::Get(args) => origin::get(&args),
         Command::NativeMount(args) => native::run(&args),

@@ -1,7 +1,7 @@
 //! One disk's server: opens the folder, makes the disk reachable, answers on the control socket, ends when told.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -85,7 +85,10 @@ pub(crate) fn remove(path: &Path) -> Result<(), ServeError> {
 
 fn remember(folder: &Path, attached: &Attached) -> io::Result<()> {
     let tmp = folder.join("attached.json.tmp");
-    fs::write(&tmp, serde_json::to_vec(attached)?)?;
+    let mut file = fs::File::create(&tmp)?;
+    file.write_all(&serde_json::to_vec(attached)?)?;
+    // An empty file after a loss of power could be neither attached nor detached.
+    file.sync_all()?;
     fs::rename(tmp, folder.join(ATTACHED))
 }
 

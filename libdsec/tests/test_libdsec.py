@@ -143,6 +143,26 @@ class LibdsecTests(unittest.TestCase):
         tar: tarfile.TarFile = files.download_tree("/w/tree")
         self.assertIn("x/y/z", [name.removeprefix("./") for name in tar.getnames()])
 
+    def test_watching(self) -> None:
+        self.sb.files.make_dir("/w/watched/sub")
+        with self.sb.files.watch("/w/watched", recursive=True) as watch:
+            self.sb.commands.run("cd /w/watched; mkdir new; echo 1 > new/a; rm new/a; rm -r sub")
+            seen = []
+            for event in watch:
+                seen.append((event.change, event.name))
+                if event.name == "sub":
+                    break
+        for expected in [("create", "new"), ("create", "new/a"), ("remove", "new/a"), ("remove", "sub")]:
+            self.assertIn(expected, seen)
+        with self.sb.files.watch("/w/watched") as watch:
+            self.assertIsNone(watch.get(timeout=0.05))
+        with self.assertRaises(libdsec.FileNotFoundException):
+            self.sb.files.watch("/w/none")
+        watch = self.sb.files.watch("/w")
+        self.sb.kill()
+        with self.assertRaises(libdsec.SandboxException):
+            list(watch)
+
     def test_life(self) -> None:
         self.assertTrue(self.sb.is_running())
         self.sb.pause()
@@ -201,6 +221,15 @@ class LibdsecTests(unittest.TestCase):
                 self.assertEqual([r.stdout for r in results], [f"{n}\n" for n in range(16)])
                 await sb.files.write("/w/f", b"x")
                 self.assertEqual(await sb.files.read("/w/f"), "x")
+                async with await sb.files.watch("/w") as watch:
+                    await sb.files.write("/w/seen", "")
+                    async for event in watch:
+                        if (event.change, event.name) == ("create", "seen"):
+                            break
+                self.assertEqual(b"".join([piece async for piece in sb.files.stream("/w/f")]), b"x")
+                async with await sb.commands.session() as session:
+                    await session.run("X=1")
+                    self.assertEqual((await session.run("echo $X")).stdout, "1\n")
                 handle = await sb.commands.start("echo bg")
                 self.assertEqual((await handle.wait()).stdout, "bg\n")
             self.assertFalse((await AsyncSandbox.connect(sb.id)).id != sb.id)

@@ -10,7 +10,7 @@ use crate::disk::Disk;
 use crate::network::policy::Rule;
 
 /// `POST /v1/sandboxes`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateRequest {
     /// The lowest layer: `base/name:version` or a digest.
@@ -23,21 +23,27 @@ pub struct CreateRequest {
     pub toolkits: Vec<String>,
     /// What runs it; `container` is the only one so far.
     #[serde(default = "container")]
+    #[schema(pattern = "^container$")]
     pub backend: String,
     /// Seconds that it lives, from when it is ready; then it is killed. Without it: until it is killed.
     #[serde(default)]
+    #[schema(exclusive_minimum = 0, maximum = 1_000_000_000)]
     pub timeout: Option<f64>,
     /// Seconds without a request after which it is killed.
     #[serde(default)]
+    #[schema(exclusive_minimum = 0, maximum = 1_000_000_000)]
     pub idle_timeout: Option<f64>,
     /// MiB of memory.
     #[serde(default)]
+    #[schema(minimum = 4, maximum = 16_777_216)]
     pub memory_mb: Option<u64>,
     /// Processors' worth of time.
     #[serde(default)]
+    #[schema(minimum = 0.01, maximum = 1024)]
     pub cpus: Option<f64>,
     /// Processes and threads.
     #[serde(default)]
+    #[schema(minimum = 0, maximum = 4_294_967_295u32)]
     pub pids: Option<u32>,
     /// MiB of disk. Without it the daemon's default, which may be no limit.
     #[serde(default)]
@@ -91,7 +97,7 @@ fn container() -> String {
 }
 
 /// What a sandbox may reach.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Network {
     /// Rules.
@@ -99,7 +105,7 @@ pub struct Network {
 }
 
 /// What a sandbox is doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// It is being made.
@@ -113,7 +119,7 @@ pub enum State {
 }
 
 /// A sandbox.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct SandboxInfo {
     /// Its id.
     pub id: String,
@@ -143,14 +149,14 @@ pub struct SandboxInfo {
 }
 
 /// `GET /v1/sandboxes`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Sandboxes {
     /// By creation.
     pub sandboxes: Vec<SandboxInfo>,
 }
 
 /// `GET /v1/sandboxes/ID/usage`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct UsageReply {
     /// What it uses.
     #[serde(flatten)]
@@ -158,26 +164,29 @@ pub struct UsageReply {
 }
 
 /// `POST /v1/sandboxes/ID/timeout`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TimeoutRequest {
     /// Seconds from now; `null` = until it is killed.
+    #[schema(exclusive_minimum = 0, maximum = 1_000_000_000)]
     pub timeout: Option<f64>,
 }
 
 /// `POST /v1/sandboxes/ID/fork`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ForkRequest {
     /// How many children.
+    #[schema(minimum = 1, maximum = 1000)]
     pub count: u32,
     /// Seconds that each lives.
     #[serde(default)]
+    #[schema(exclusive_minimum = 0, maximum = 1_000_000_000)]
     pub timeout: Option<f64>,
 }
 
 /// What became of one child.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(untagged)]
 pub enum Forked {
     /// It lives.
@@ -187,7 +196,7 @@ pub enum Forked {
 }
 
 /// Answer to a [`ForkRequest`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct ForkReply {
     /// One each.
     pub children: Vec<Forked>,
@@ -198,7 +207,7 @@ pub struct ForkReply {
 }
 
 /// `POST /v1/sandboxes/ID/pack_diff`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PackRequest {
     /// What the layer is to be called: `axis/name:version`.
@@ -209,7 +218,7 @@ pub struct PackRequest {
 }
 
 /// Answer to a [`PackRequest`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct PackReply {
     /// The layer's tag.
     pub name: String,
@@ -222,7 +231,7 @@ pub struct PackReply {
 }
 
 /// `POST /v1/sandboxes/ID/execs`.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ExecRequest {
     /// A line of shell, run by `/bin/sh -c` (or `args`).
@@ -236,6 +245,7 @@ pub struct ExecRequest {
     /// User.
     pub user: Option<String>,
     /// Seconds until everything that it started is killed. Without it there is no limit but the sandbox's.
+    #[schema(exclusive_minimum = 0, maximum = 1_000_000_000)]
     pub timeout: Option<f64>,
     /// Whether input follows (`POST …/execs/EXEC/stdin`).
     pub stdin: bool,
@@ -250,7 +260,7 @@ pub struct ExecRequest {
 }
 
 /// How an exec ended, with what is kept of its output.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct ExecReply {
     /// Its id, to attach to.
     pub exec_id: String,
@@ -258,8 +268,9 @@ pub struct ExecReply {
     pub pid: i32,
     /// Whether it had been started before.
     pub again: bool,
-    /// Its end; `null` if it runs in the background.
+    /// Its end; all of it is missing if it runs in the background.
     #[serde(flatten)]
+    #[schema(value_type = ExecEnd)]
     pub exit: Option<Exit>,
     /// Head and tail of standard output, base64.
     pub stdout: String,
@@ -269,11 +280,34 @@ pub struct ExecReply {
     pub truncated: bool,
 }
 
+/// What an [`ExecReply`] has of an [`Exit`], for its description: everything, or nothing.
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "only its description is used")]
+struct ExecEnd {
+    /// How it ended.
+    outcome: Option<crate::container::protocol::Outcome>,
+    /// The status: as a shell shows it (128 + signal).
+    exit_code: Option<i32>,
+    /// The signal that ended it.
+    signal: Option<i32>,
+    /// Bytes that standard output was in all.
+    stdout_bytes: Option<u64>,
+    /// Bytes that standard error was in all.
+    stderr_bytes: Option<u64>,
+    /// A process that it left behind can still write to its output.
+    open_streams: Option<bool>,
+    /// Why it did not start, or failed.
+    message: Option<String>,
+    /// Milliseconds from start to end.
+    duration_ms: Option<u64>,
+}
+
 /// `POST …/execs/EXEC/signal`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SignalRequest {
     /// The signal's number.
+    #[schema(minimum = 1, maximum = 64)]
     pub signal: i32,
     /// Kill everything that it started, in place of a signal to its main process.
     #[serde(default)]

@@ -32,7 +32,7 @@ const TRIES: u32 = 256;
 const COPY_BYTES: usize = 256 << 10;
 
 /// A sandbox's disk limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Disk {
     /// MiB that it may write, the file system's own structures included.
     pub mib: u64,
@@ -43,7 +43,7 @@ pub struct Disk {
 }
 
 /// What keeps a disk limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Keeper {
     /// A file system in a file, on a loop device.

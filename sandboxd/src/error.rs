@@ -10,7 +10,7 @@ use crate::network::NetworkError;
 use crate::trajectory::TrajectoryError;
 
 /// What the caller can do about an error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -37,7 +37,9 @@ pub enum ErrorKind {
 }
 
 /// The body of every error reply.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[derive(
+    Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, utoipa::ToSchema,
+)]
 #[error("{message}")]
 pub struct ApiError {
     /// What to do about it.

@@ -4,6 +4,7 @@ mod e2b;
 mod ended;
 mod execs;
 mod files;
+mod openapi;
 mod recorded;
 mod trajectory;
 
@@ -13,12 +14,15 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use axum::extract::{FromRef, FromRequestParts, Path, State};
+use axum::extract::{FromRef, FromRequestParts, Path, Query, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post};
+use axum::routing::get;
 use axum::{Json, Router};
+use serde::de::DeserializeOwned;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use crate::api::{
     CreateRequest, ForkReply, ForkRequest, PackReply, PackRequest, SandboxInfo, Sandboxes,
@@ -27,6 +31,7 @@ use crate::api::{
 use crate::error::{ApiError, ErrorKind};
 use crate::keys::Keys;
 use crate::sandboxes::{Sandbox, Service};
+use openapi::Failures;
 
 /// What every handler needs.
 #[derive(Debug, Clone)]
@@ -79,7 +84,7 @@ impl IntoResponse for ApiError {
 #[derive(Debug)]
 pub(crate) struct Asked<T>(pub(crate) T);
 
-impl<T: serde::de::DeserializeOwned> axum::extract::FromRequest<App> for Asked<T> {
+impl<T: DeserializeOwned> axum::extract::FromRequest<App> for Asked<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: axum::extract::Request, app: &App) -> Result<Self, ApiError> {
@@ -92,6 +97,36 @@ impl<T: serde::de::DeserializeOwned> axum::extract::FromRequest<App> for Asked<T
             .map(Self)
             .map_err(|e| ApiError::new(ErrorKind::Invalid, format!("the request's body: {e}")))
     }
+}
+
+/// A path or query; what is wrong with it is told as every other error.
+#[derive(Debug)]
+pub(crate) struct Told<T>(pub(crate) T);
+
+impl<T: DeserializeOwned + Send> FromRequestParts<App> for Told<Path<T>> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        let told = Path::from_request_parts(parts, app).await;
+        told.map(Self)
+            .map_err(|e| ApiError::new(ErrorKind::Invalid, e.body_text()))
+    }
+}
+
+impl<T: DeserializeOwned> FromRequestParts<App> for Told<Query<T>> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        let told = Query::from_request_parts(parts, app).await;
+        told.map(Self)
+            .map_err(|e| ApiError::new(ErrorKind::Invalid, e.body_text()))
+    }
+}
+
+async fn not_allowed() -> (StatusCode, Json<ApiError>) {
+    let message = "this path has other methods: see the header `Allow`";
+    let error = ApiError::new(ErrorKind::Invalid, message);
+    (StatusCode::METHOD_NOT_ALLOWED, Json(error))
 }
 
 /// What is told to clients of E2B.
@@ -118,55 +153,10 @@ pub fn router(
         keys: Arc::new(keys),
         e2b: Arc::new(e2b::Settings::open(state, e2b.domain, e2b.template)?),
     };
-    Ok(native(&app)
-        .merge(e2b::router())
-        .fallback(|| async { ApiError::new(ErrorKind::NotFound, "no such path in this API") })
-        .layer(axum::middleware::from_fn_with_state(
-            app.clone(),
-            e2b::by_host,
-        ))
-        .with_state(app))
-}
-
-fn native(app: &App) -> Router<App> {
-    Router::new()
-        .route("/metrics", get(metrics))
-        .route("/v1/sandboxes", post(create).get(list))
-        .route("/v1/sandboxes/{id}", get(show).delete(kill))
-        .route("/v1/sandboxes/{id}/pause", post(pause))
-        .route("/v1/sandboxes/{id}/resume", post(resume))
-        .route("/v1/sandboxes/{id}/timeout", post(set_timeout))
-        .route("/v1/sandboxes/{id}/usage", get(usage))
-        .route("/v1/sandboxes/{id}/fork", post(fork))
-        .route("/v1/sandboxes/{id}/pack_diff", post(pack_diff))
-        .route(
-            "/v1/sandboxes/{id}/execs",
-            post(execs::start).get(execs::list),
-        )
-        .route("/v1/sandboxes/{id}/execs/{exec}", get(execs::wait))
-        .route("/v1/sandboxes/{id}/execs/{exec}/stream", get(execs::attach))
-        .route("/v1/sandboxes/{id}/execs/{exec}/stdin", post(execs::stdin))
-        .route(
-            "/v1/sandboxes/{id}/execs/{exec}/signal",
-            post(execs::signal),
-        )
-        .route(
-            "/v1/sandboxes/{id}/execs/{exec}/resize",
-            post(execs::resize),
-        )
-        .route(
-            "/v1/sandboxes/{id}/files",
-            get(files::read).put(files::write),
-        )
-        .route("/v1/sandboxes/{id}/files", delete(files::remove))
-        .route("/v1/sandboxes/{id}/files/list", get(files::list))
-        .route("/v1/sandboxes/{id}/files/stat", get(files::stat))
-        .route("/v1/sandboxes/{id}/files/mkdir", post(files::make_dir))
-        .route("/v1/sandboxes/{id}/files/rename", post(files::rename))
-        .route(
-            "/v1/sandboxes/{id}/tree",
-            get(files::pack).put(files::unpack),
-        )
+    let (native, document) = native().split_for_parts();
+    let document = openapi::bytes(&document)?;
+    let document = move || async move { ([("content-type", "application/json")], document) };
+    Ok(native
         .route("/v1/sandboxes/{id}/changes", get(trajectory::changes))
         .route("/v1/sandboxes/{id}/trajectory", get(trajectory::events))
         .route(
@@ -177,6 +167,41 @@ fn native(app: &App) -> Router<App> {
             app.clone(),
             recorded::layer,
         ))
+        .route("/openapi.json", get(document))
+        .route("/metrics", get(metrics))
+        .merge(e2b::router())
+        .fallback(|| async { ApiError::new(ErrorKind::NotFound, "no such path in this API") })
+        .method_not_allowed_fallback(not_allowed)
+        .layer(axum::middleware::from_fn_with_state(
+            app.clone(),
+            e2b::by_host,
+        ))
+        .with_state(app))
+}
+
+fn native() -> OpenApiRouter<App> {
+    OpenApiRouter::with_openapi(openapi::head())
+        .routes(routes!(create, list))
+        .routes(routes!(show, kill))
+        .routes(routes!(pause))
+        .routes(routes!(resume))
+        .routes(routes!(set_timeout))
+        .routes(routes!(usage))
+        .routes(routes!(fork))
+        .routes(routes!(pack_diff))
+        .routes(routes!(execs::start, execs::list))
+        .routes(routes!(execs::wait))
+        .routes(routes!(execs::attach))
+        .routes(routes!(execs::stdin))
+        .routes(routes!(execs::signal))
+        .routes(routes!(execs::resize))
+        .routes(routes!(files::read, files::write, files::remove))
+        .routes(routes!(files::list))
+        .routes(routes!(files::stat))
+        .routes(routes!(files::make_dir))
+        .routes(routes!(files::rename))
+        .routes(routes!(files::watch))
+        .routes(routes!(files::pack, files::unpack))
 }
 
 /// The sandbox of a path, if it is the caller's.
@@ -195,6 +220,14 @@ pub(crate) async fn agent(
     Ok((sandbox, socket))
 }
 
+/// Make a sandbox.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes",
+    tag = "sandboxes",
+    request_body = CreateRequest,
+    responses((status = 201, description = "It runs", body = SandboxInfo), Failures)
+)]
 async fn create(
     State(app): State<App>,
     project: Project,
@@ -204,51 +237,99 @@ async fn create(
     Ok((StatusCode::CREATED, Json(info)))
 }
 
+/// All sandboxes of the key's project, ended ones too.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes",
+    tag = "sandboxes",
+    responses((status = 200, description = "Done", body = Sandboxes), Failures)
+)]
 async fn list(State(app): State<App>, project: Project) -> Json<Sandboxes> {
     Json(Sandboxes {
         sandboxes: app.service.list(&project.0),
     })
 }
 
+/// One sandbox, also after its end.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    responses((status = 200, description = "Done", body = SandboxInfo), Failures)
+)]
 async fn show(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
 ) -> Result<Json<SandboxInfo>, ApiError> {
     Ok(Json(find(&app, &project, &id)?.info()))
 }
 
+/// End a sandbox, whatever it is doing.
+#[utoipa::path(
+    delete,
+    path = "/v1/sandboxes/{id}",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    responses((status = 200, description = "Done", body = SandboxInfo), Failures)
+)]
 async fn kill(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
 ) -> Result<Json<SandboxInfo>, ApiError> {
     let sandbox = find(&app, &project, &id)?;
     Ok(Json(app.service.kill(sandbox).await?))
 }
 
+/// Let it stand still and give its memory back.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/pause",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    responses((status = 200, description = "Done", body = SandboxInfo), Failures)
+)]
 async fn pause(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
 ) -> Result<Json<SandboxInfo>, ApiError> {
     let sandbox = find(&app, &project, &id)?;
     Ok(Json(app.service.pause(&sandbox).await?))
 }
 
+/// Let it go on.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/resume",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    responses((status = 200, description = "Done", body = SandboxInfo), Failures)
+)]
 async fn resume(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
 ) -> Result<Json<SandboxInfo>, ApiError> {
     let sandbox = find(&app, &project, &id)?;
     Ok(Json(app.service.resume(&sandbox).await?))
 }
 
+/// Set when it is killed.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/timeout",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    request_body = TimeoutRequest,
+    responses((status = 200, description = "Done", body = SandboxInfo), Failures)
+)]
 async fn set_timeout(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
     Asked(request): Asked<TimeoutRequest>,
 ) -> Result<Json<SandboxInfo>, ApiError> {
     let sandbox = find(&app, &project, &id)?;
@@ -257,30 +338,56 @@ async fn set_timeout(
     ))
 }
 
+/// What it uses.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}/usage",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    responses((status = 200, description = "Done", body = UsageReply), Failures)
+)]
 async fn usage(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
 ) -> Result<Json<UsageReply>, ApiError> {
     let sandbox = find(&app, &project, &id)?;
     let usage = app.service.usage(&sandbox)?;
     Ok(Json(UsageReply { usage }))
 }
 
+/// Make children with the files that it has now.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/fork",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    request_body = ForkRequest,
+    responses((status = 200, description = "Done", body = ForkReply), Failures)
+)]
 async fn fork(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
     Asked(request): Asked<ForkRequest>,
 ) -> Result<Json<ForkReply>, ApiError> {
     let sandbox = find(&app, &project, &id)?;
     Ok(Json(app.service.fork(sandbox, request).await?))
 }
 
+/// Publish what it changed as a layer.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/pack_diff",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    request_body = PackRequest,
+    responses((status = 200, description = "Done", body = PackReply), Failures)
+)]
 async fn pack_diff(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
     Asked(request): Asked<PackRequest>,
 ) -> Result<Json<PackReply>, ApiError> {
     let sandbox = find(&app, &project, &id)?;

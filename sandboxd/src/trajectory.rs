@@ -1,9 +1,9 @@
 //! Trajectories: for each sandbox a durable, totally ordered log of requests and results.
 //!
-//! A request is written down and synced before anything is done about it, its result afterwards. So a request that is sent again
+//! A request is written down before anything is done about it, its result afterwards. So a request that is sent again
 //! gets what was recorded, one that runs is waited for, and one that a crash of the daemon left without a result is known
-//! to be that. Results are handed to the kernel but not synced: a daemon that is killed loses none, and a machine that
-//! loses power has lost the sandboxes too.
+//! to be that. What is written is the kernel's but not synced: a daemon that is killed loses none, and a machine that
+//! loses power has lost the sandboxes too (and may have lost the last entries, never ones in the middle).
 //!
 //! One RocksDB holds all of them, behind this module. Keys: `e/ID/SEQ` events, `r/ID/REQUEST` which events a request id stands
 //! for, `o/ID/REQUEST` requests without a result, `b/ID/SEQ` bodies of bytes, `m/ID` counts.
@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rocksdb::{DB, Direction, IteratorMode, Options, WriteBatch, WriteOptions};
+use rocksdb::{DB, Direction, IteratorMode, Options, WriteBatch};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -209,7 +209,7 @@ impl Trajectory {
         &self,
         sandbox: &str,
         log: &mut Log,
-        (what, mut batch, sync): (What, WriteBatch, bool),
+        (what, mut batch): (What, WriteBatch),
     ) -> Result<u64, TrajectoryError> {
         let before = self.counts(sandbox, log)?;
         let event = Event {
@@ -225,9 +225,8 @@ impl Trajectory {
         };
         batch.put(event_key(sandbox, event.seq), bytes);
         batch.put(counts_key(sandbox), encode(&after));
-        let mut options = WriteOptions::default();
-        options.set_sync(sync);
-        self.db.write_opt(batch, &options)?;
+        // The kernel has it then, so a killed daemon loses nothing. A machine that loses power has lost its sandboxes too.
+        self.db.write(batch)?;
         log.counts = Some(after);
         Ok(event.seq)
     }
@@ -295,7 +294,7 @@ impl Trajectory {
             request_id: request_id.to_owned(),
             asked,
         };
-        let seq = self.append(sandbox, &mut log, (what, batch, true))?;
+        let seq = self.append(sandbox, &mut log, (what, batch))?;
         Ok(Begun::New(self.take_up(&mut log, ticket(seq))))
     }
 
@@ -377,7 +376,7 @@ impl Trajectory {
             batch.put(index_key(sandbox, request_id), encode(&index));
         }
         let what = What::Result(finished.clone());
-        let written = self.append(sandbox, &mut log, (what, batch, false));
+        let written = self.append(sandbox, &mut log, (what, batch));
         log.running.remove(request_id);
         written.map(|_| finished)
     }
@@ -462,7 +461,7 @@ impl Trajectory {
             request_id: request_id.to_owned(),
             asked,
         };
-        let of = self.append(sandbox, &mut log, (request, WriteBatch::default(), false))?;
+        let of = self.append(sandbox, &mut log, (request, WriteBatch::default()))?;
         let result = What::Result(Finished {
             of,
             outcome: Outcome::Done,
@@ -470,7 +469,7 @@ impl Trajectory {
             reply,
             upload: None,
         });
-        self.append(sandbox, &mut log, (result, WriteBatch::default(), false))?;
+        self.append(sandbox, &mut log, (result, WriteBatch::default()))?;
         Ok(())
     }
 
@@ -483,7 +482,7 @@ impl Trajectory {
         let mut log = locked(&log);
         let reason = reason.to_owned();
         let what = What::Ended { reason };
-        self.append(sandbox, &mut log, (what, WriteBatch::default(), false))?;
+        self.append(sandbox, &mut log, (what, WriteBatch::default()))?;
         Ok(())
     }
 

@@ -8,9 +8,11 @@ import asyncio
 import contextlib
 import io
 import os
+import socket
 import time
 import unittest
 import urllib.error
+import urllib.parse
 import urllib.request
 
 from e2b import (
@@ -354,6 +356,28 @@ class Life(unittest.TestCase):
                 self.assertNotIn(os.environ["E2B_API_KEY"], said)
                 self.assertEqual(get({"Host": host})[0], 401)
             h.kill()
+
+    def test_connections_that_change_their_protocol(self):
+        serve = (
+            "perl -MIO::Socket::INET -e '$s=IO::Socket::INET->new(LocalAddr=>\"127.0.0.1\",LocalPort=>8001,Listen=>5,ReuseAddr=>1) or die;"
+            " $|=1; print \"up\\n\"; $c=$s->accept; $c->autoflush(1); while(<$c>){last if /^\\r?$/} print $c \"HTTP/1.1 101 Switching"
+            " Protocols\\r\\nConnection: Upgrade\\r\\nUpgrade: echo\\r\\n\\r\\n\"; while(<$c>){print $c \"back $_\"}'"
+        )
+        with Sandbox.create(TEMPLATE) as sb:
+            h = sb.commands.run(serve, background=True, timeout=0)
+            self.assertEqual(next(iter(h)), ("up\n", None, None))
+            where = urllib.parse.urlparse(os.environ["E2B_SANDBOX_URL"])
+            with socket.create_connection((where.hostname, where.port), timeout=SECONDS) as connection:
+                token = f"E2b-Traffic-Access-Token: {sb.traffic_access_token}\r\n" if sb.traffic_access_token else ""
+                head = f"GET / HTTP/1.1\r\nHost: {sb.get_host(8001)}\r\n{token}Connection: Upgrade\r\nUpgrade: echo\r\n\r\n"
+                connection.sendall(head.encode())
+                stream = connection.makefile("rb")
+                self.assertEqual(stream.readline(), b"HTTP/1.1 101 Switching Protocols\r\n")
+                while stream.readline() != b"\r\n":
+                    pass
+                for n in range(3):
+                    connection.sendall(b"%d\n" % n)
+                    self.assertEqual(stream.readline(), b"back %d\n" % n)
 
     def test_what_is_not_there_is_refused(self):
         for wrong in (

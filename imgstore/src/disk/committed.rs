@@ -44,7 +44,8 @@ impl Partial {
     }
 }
 
-fn sync_folder_of(path: &Path) -> std::io::Result<()> {
+/// Makes the name of a file or folder survive a loss of power.
+pub(super) fn sync_folder_of(path: &Path) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| *folder != Path::new(""));
     fs::File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::DiskError;
+use super::committed::sync_folder_of;
 pub use super::committed::write_merged;
 use super::compare::first_difference;
 use super::device::BlockDevice;
@@ -111,10 +112,25 @@ fn checked_size(wanted: Option<u64>, below: u64) -> Result<u64, DiskError> {
     Ok(size)
 }
 
+/// Makes a folder and those above it that are missing, with names that survive a loss of power.
+fn make_folder(folder: &Path) -> std::io::Result<()> {
+    match fs::create_dir(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let above = folder.parent().filter(|above| *above != Path::new(""));
+            make_folder(above.ok_or(error)?)?;
+            fs::create_dir(folder)?;
+        }
+        // Whoever made it may not have synced it.
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        made => made?,
+    }
+    sync_folder_of(folder)
+}
+
 /// An empty folder for a disk, locked.
 fn new_folder(folder: &Path) -> Result<File, DiskError> {
     let failed = |error| DiskError::io("create", &file_name(folder))(error);
-    fs::create_dir_all(folder).map_err(failed)?;
+    make_folder(folder).map_err(failed)?;
     let lock = take_lock(folder)?;
     if is_disk(folder).map_err(failed)? {
         let text = format!("`{}` is a disk already", folder.display());

@@ -200,8 +200,11 @@ pub(super) fn write_state(folder: &Path, state: &DiskState) -> Result<(), DiskEr
         let mut file = File::create(&tmp)?;
         file.write_all(&serde_json::to_vec_pretty(state)?)?;
         file.sync_all()?;
+        // The names of the files that it speaks of first.
+        let folder = File::open(folder)?;
+        folder.sync_all()?;
         fs::rename(&tmp, &path)?;
-        File::open(folder)?.sync_all()
+        folder.sync_all()
     };
     write().map_err(DiskError::io("write", &file_name(&path)))
 }

@@ -23,6 +23,7 @@ mod corruption;
 mod crash;
 mod damage;
 mod disk_folder;
+mod disk_folder_power;
 mod disk_recent;
 mod fidelity;
 mod fsck_origin;

@@ -7,7 +7,7 @@
 The daemon is found by ``DSEC_URL`` (``http://ADDRESS:PORT`` or ``unix:PATH``) and ``DSEC_API_KEY``.
 """
 
-from ._async import AsyncSandbox
+from ._async import AsyncCommandHandle, AsyncSandbox, AsyncSession, AsyncWatch
 from ._dsec import DSecClient, DSecContainerRunArgs
 from ._errors import (
     AuthenticationException,
@@ -28,9 +28,13 @@ from ._errors import (
 from ._commands import CommandHandle, CommandResult, Session
 from ._files import EntryInfo
 from ._sandbox import Layer, Sandbox, SandboxInfo
+from ._watch import Watch, WatchEvent
 
 __all__ = [
+    "AsyncCommandHandle",
     "AsyncSandbox",
+    "AsyncSession",
+    "AsyncWatch",
     "AuthenticationException",
     "CommandExitException",
     "CommandHandle",
@@ -54,4 +58,6 @@ __all__ = [
     "TimeoutException",
     "UnavailableException",
     "UnknownOutcomeException",
+    "Watch",
+    "WatchEvent",
 ]

@@ -9,15 +9,24 @@ from __future__ import annotations
 import asyncio
 import functools
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Awaitable, Callable, List, Type, TypeVar, Union
+from typing import Any, AsyncIterator, Callable, Coroutine, List, Optional, Type, TypeVar, Union
+from typing import TYPE_CHECKING
 
+from ._commands import CommandHandle, Commands, Session
 from ._errors import SandboxException
-from ._commands import CommandHandle, Session
-from ._sandbox import Sandbox
+from ._files import Files
+from ._sandbox import Sandbox, SandboxInfo
+from ._watch import Watch, WatchEvent
+
+if TYPE_CHECKING:
+    from typing_extensions import Concatenate, ParamSpec
+
+    P = ParamSpec("P")
 
 CALLS_MAX = 256
 _pool = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="libdsec")
 T = TypeVar("T")
+A = TypeVar("A")
 
 
 async def _call(what: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -25,23 +34,130 @@ async def _call(what: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     return await loop.run_in_executor(_pool, functools.partial(what, *args, **kwargs))
 
 
-class _Awaited:
-    """An object whose methods are to be awaited."""
+def _awaited(
+    method: "Callable[Concatenate[Any, P], T]",
+) -> "Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]":
+    """The same method of the object that is wrapped, to be awaited."""
 
-    def __init__(self, inner: Any) -> None:
+    async def call(self: Any, /, *args: "P.args", **kwargs: "P.kwargs") -> T:
+        return await _call(method, self._inner, *args, **kwargs)
+
+    functools.update_wrapper(call, method)
+    return call
+
+
+def _wrapped(
+    wrapper: Callable[[Any], A], method: "Callable[Concatenate[Any, P], Any]"
+) -> "Callable[Concatenate[Any, P], Coroutine[Any, Any, A]]":
+    """The same, with its result wrapped."""
+
+    async def call(self: Any, /, *args: "P.args", **kwargs: "P.kwargs") -> A:
+        return wrapper(await _call(method, self._inner, *args, **kwargs))
+
+    functools.update_wrapper(call, method)
+    return call
+
+
+class AsyncCommandHandle:
+    """As :class:`CommandHandle`, to be awaited."""
+
+    def __init__(self, inner: CommandHandle) -> None:
+        self._inner = inner
+        self.exec_id = inner.exec_id
+        self.pid = inner.pid
+
+    wait = _awaited(CommandHandle.wait)
+    send_stdin = _awaited(CommandHandle.send_stdin)
+    close_stdin = _awaited(CommandHandle.close_stdin)
+    kill = _awaited(CommandHandle.kill)
+    send_signal = _awaited(CommandHandle.send_signal)
+    resize = _awaited(CommandHandle.resize)
+
+
+class AsyncSession:
+    """As :class:`Session`, to be awaited."""
+
+    def __init__(self, inner: Session) -> None:
+        self._inner = inner
+        self.exec_id = inner.exec_id
+
+    run = _awaited(Session.run)
+    close = _awaited(Session.close)
+
+    async def __aenter__(self) -> "AsyncSession":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await _call(self._inner.close)
+
+
+class AsyncCommands:
+    """As :class:`Commands`, to be awaited."""
+
+    def __init__(self, inner: Commands) -> None:
         self._inner = inner
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-        if not callable(found):
-            return found
+    run = _awaited(Commands.run)
+    start = _wrapped(AsyncCommandHandle, Commands.start)
+    connect = _wrapped(AsyncCommandHandle, Commands.connect)
+    session = _wrapped(AsyncSession, Commands.session)
+    list = _awaited(Commands.list)
 
-        @functools.wraps(found)
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
-            result = await _call(found, *args, **kwargs)
-            return _Awaited(result) if isinstance(result, (CommandHandle, Session)) else result
 
-        return awaited
+class AsyncWatch:
+    """As :class:`Watch`, to be awaited: ``async for event in watch``."""
+
+    def __init__(self, inner: Watch) -> None:
+        self._inner = inner
+
+    get = _awaited(Watch.get)
+
+    async def close(self) -> None:
+        """Ends it; a task that waits for an event ends too."""
+        # Not on a thread of the pool: all of them may be waiting for events.
+        self._inner.close()
+
+    async def __aiter__(self) -> AsyncIterator[WatchEvent]:
+        events = iter(self._inner)
+        while True:
+            event: Optional[WatchEvent] = await _call(next, events, None)
+            if event is None:
+                return
+            yield event
+
+    async def __aenter__(self) -> "AsyncWatch":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncFiles:
+    """As :class:`Files`, to be awaited."""
+
+    def __init__(self, inner: Files) -> None:
+        self._inner = inner
+
+    read = _awaited(Files.read)
+    write = _awaited(Files.write)
+    list = _awaited(Files.list)
+    get_info = _awaited(Files.get_info)
+    exists = _awaited(Files.exists)
+    make_dir = _awaited(Files.make_dir)
+    remove = _awaited(Files.remove)
+    rename = _awaited(Files.rename)
+    watch = _wrapped(AsyncWatch, Files.watch)
+    upload_tree = _awaited(Files.upload_tree)
+    download_tree = _awaited(Files.download_tree)
+
+    async def stream(self, path: str) -> AsyncIterator[bytes]:
+        """A file's bytes, piece by piece. Raises if they break off."""
+        pieces = self._inner.stream(path)
+        while True:
+            piece: Optional[bytes] = await _call(next, pieces, None)
+            if piece is None:
+                return
+            yield piece
 
 
 class AsyncSandbox:
@@ -50,8 +166,8 @@ class AsyncSandbox:
     def __init__(self, inner: Sandbox) -> None:
         self._inner = inner
         self.id = inner.id
-        self.commands = _Awaited(inner.commands)
-        self.files = _Awaited(inner.files)
+        self.commands = AsyncCommands(inner.commands)
+        self.files = AsyncFiles(inner.files)
 
     @classmethod
     async def create(cls: Type["AsyncSandbox"], *args: Any, **kwargs: Any) -> "AsyncSandbox":
@@ -64,18 +180,32 @@ class AsyncSandbox:
         return cls(await _call(Sandbox.connect, *args, **kwargs))
 
     @classmethod
-    async def list(cls: Type["AsyncSandbox"], **kwargs: Any) -> Any:
+    async def list(
+        cls: Type["AsyncSandbox"], *, url: Optional[str] = None, api_key: Optional[str] = None
+    ) -> List[SandboxInfo]:
         """See :meth:`Sandbox.list`."""
-        return await _call(Sandbox.list, **kwargs)
+        return await _call(Sandbox.list, url=url, api_key=api_key)
 
-    async def fork(self, *args: Any, **kwargs: Any) -> "List[Union[AsyncSandbox, SandboxException]]":
+    get_info = _awaited(Sandbox.get_info)
+    is_running = _awaited(Sandbox.is_running)
+    get_metrics = _awaited(Sandbox.get_metrics)
+    set_timeout = _awaited(Sandbox.set_timeout)
+    pause = _awaited(Sandbox.pause)
+    resume = _awaited(Sandbox.resume)
+    pack_diff = _awaited(Sandbox.pack_diff)
+    kill = _awaited(Sandbox.kill)
+
+    async def fork(
+        self, count: int, timeout: Optional[float] = None
+    ) -> "List[Union[AsyncSandbox, SandboxException]]":
         """See :meth:`Sandbox.fork`."""
-        children = await _call(self._inner.fork, *args, **kwargs)
+        children = await _call(self._inner.fork, count, timeout)
         return [AsyncSandbox(c) if isinstance(c, Sandbox) else c for c in children]
 
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        found: Callable[..., Awaitable[Any]] = getattr(_Awaited(self._inner), name)
-        return found
+    def __getattr__(self, name: str) -> Any:
+        # What newer versions of `Sandbox` have besides.
+        found = getattr(self._inner, name)
+        return functools.partial(_call, found) if callable(found) else found
 
     async def __aenter__(self) -> "AsyncSandbox":
         return self

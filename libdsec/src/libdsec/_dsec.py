@@ -51,7 +51,7 @@ class DSecClient:
     """Makes containers."""
 
     def __init__(self, url: Optional[str] = None, api_key: Optional[str] = None) -> None:
-        self._where: Dict[str, Optional[str]] = {"url": url, "api_key": api_key}
+        self._url, self._api_key = url, api_key
 
     def open(self) -> "DSecClient":
         """Itself: there is no connection to keep."""
@@ -82,6 +82,7 @@ class DSecClient:
             timeout=args.ttl_running_stop,
             user=args.init_user,
             network={"allow": [rule for name in allowed for rule in NETWORK_RULES[name]]},
-            **self._where,
+            url=self._url,
+            api_key=self._api_key,
         )
         return DSecSandbox(sandbox)

@@ -10,6 +10,7 @@ from typing import IO, Any, Iterator, List, Mapping, Optional, TYPE_CHECKING, Un
 
 from ._commands import Data
 from ._errors import FileNotFoundException, NotFoundException, UnavailableException
+from ._watch import Watch
 
 if TYPE_CHECKING:
     from ._sandbox import Sandbox
@@ -134,6 +135,16 @@ class Files:
     def rename(self, old: str, new: str, *, request_id: Optional[str] = None) -> None:
         """Renames; what is at the new name is replaced."""
         self._change("POST", "/files/rename", {"from": old, "to": new}, request_id)
+
+    def watch(self, path: str, recursive: bool = False) -> Watch:
+        """Watches a folder, with ``recursive`` those below it too."""
+        query = {"path": path, "recursive": "true" if recursive else "false"}
+        at = self._sandbox._path("/files/watch")
+        try:
+            opened = self._sandbox._transport.open("GET", at, query=query, timeout=60)
+        except NotFoundException as error:
+            raise FileNotFoundException(str(error)) from error
+        return Watch(*opened)
 
     def upload_tree(self, local: str, path: str, *, request_id: Optional[str] = None) -> None:
         """Copies a folder of this machine into the sandbox, as one stream. Owned by root there."""

@@ -175,8 +175,13 @@ class Sandbox:
         """Children with the files that it has now. One that fails does not lose the others."""
         body = {"count": count, "timeout": timeout}
         children = self._change("/fork", body, request_id)["children"]
-        made = lambda body: type(self)(body["id"], self._transport)  # noqa: E731
-        return [made(body) if "id" in body else from_reply(0, body) for body in children]
+
+        def made(body: Mapping[str, Any]) -> "Union[Sandbox, SandboxException]":
+            if "id" in body:
+                return type(self)(str(body["id"]), self._transport)
+            return from_reply(0, body)
+
+        return [made(body) for body in children]
 
     def kill(self, *, request_id: Optional[str] = None) -> None:
         """Ends it, whatever it is doing."""

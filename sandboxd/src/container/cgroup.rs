@@ -74,7 +74,7 @@ pub struct Limits {
 }
 
 /// What a sandbox has used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Usage {
     /// Bytes of memory now.
     pub memory_bytes: u64,

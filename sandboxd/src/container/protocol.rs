@@ -33,12 +33,14 @@ pub mod kind {
 }
 
 /// A terminal's size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TerminalSize {
     /// Columns.
+    #[schema(maximum = 65535)]
     pub cols: u16,
     /// Rows.
+    #[schema(maximum = 65535)]
     pub rows: u16,
 }
 
@@ -201,7 +203,7 @@ pub enum Failure {
 }
 
 /// How an exec ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// Its main process ended by itself, with a status.
@@ -221,7 +223,7 @@ pub enum Outcome {
 }
 
 /// An exec's end.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Exit {
     /// How.
     pub outcome: Outcome,
@@ -242,7 +244,7 @@ pub struct Exit {
 }
 
 /// One exec.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct ExecInfo {
     /// Its name.
     pub exec_id: String,

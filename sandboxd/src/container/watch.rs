@@ -22,7 +22,7 @@ const FOLDERS_MAX: usize = 8192;
 const READ_BYTES: usize = 64 << 10;
 
 /// What happened to an entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
     /// It is there now.
@@ -40,7 +40,7 @@ pub enum Change {
 }
 
 /// One change.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct WatchEvent {
     /// What happened.
     pub change: Change,

@@ -20,7 +20,7 @@ const PINNED_MAX: usize = 256;
 const NAME_BYTES_MAX: usize = 253;
 
 /// Something that a sandbox may reach.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
     /// An IPv4 address, a range (`10.0.0.0/8`), or a name.
@@ -33,7 +33,7 @@ pub struct Rule {
 }
 
 /// Ports of a rule.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(untagged)]
 pub enum Ports {
     /// One.
@@ -41,11 +41,14 @@ pub enum Ports {
     /// `FIRST-LAST` or one.
     Text(String),
     /// Any of these.
+    #[schema(no_recursion)]
     Many(Vec<Ports>),
 }
 
 /// Protocol of a rule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, utoipa::ToSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Protocol {
     /// TCP.

@@ -9,8 +9,10 @@ use std::process::Command;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
+use super::mirror::{Mirror, MirrorError};
 use super::{Sandbox, Service, blocking, living, ms, now_ms, on_disk};
 use crate::api::{ForkReply, ForkRequest, Forked, PackReply, PackRequest, State};
+use crate::container::backend::Place;
 use crate::error::{ApiError, ErrorKind};
 use crate::ids;
 use crate::store::Record;
@@ -20,6 +22,10 @@ use crate::trajectory::event::Asked;
 const CHILDREN_MAX: u32 = 1000;
 /// Ancestors whose changes lie on top of each other.
 const GENERATIONS_MAX: usize = 200;
+
+/// Most steps of a copy while its sandbox goes on; and a step that copied no more is the last one.
+const STEPS_MAX: usize = 4;
+const FEW: usize = 32;
 
 /// What a copy took, in milliseconds.
 struct Copied {
@@ -227,42 +233,44 @@ impl Service {
         }
         let paused = record.info.state == State::Paused;
         let from = self.store.rw(&record.info.id).join("upper");
-        let began = Instant::now();
-        if !paused {
-            self.containers.freeze(&place)?;
-        }
         let copying = Instant::now();
-        // Owners, times, attributes, links, holes, whiteouts: all that an overlay's upper folder is made of.
-        let copied = Command::new("cp")
-            .args([
-                "--archive",
-                "--sparse=always",
-                "--reflink=auto",
-                "--no-target-directory",
-                "--",
-            ])
-            .args([&from, to])
-            .output();
-        let copied_ms = elapsed_ms(copying);
-        if !paused {
-            self.containers.resume(&place)?;
-        }
-        let frozen_ms = if paused { 0 } else { elapsed_ms(began) };
-        let failed = match copied {
-            Ok(ran) if ran.status.success() => None,
-            Ok(ran) => Some(String::from_utf8_lossy(&ran.stderr).trim().to_owned()),
-            Err(error) => Some(format!("cannot run `cp`: {error}")),
-        };
-        if let Some(why) = failed {
+        let copied = self.copy_in_steps((&from, to), (&place, paused));
+        if copied.is_err() {
             fs::remove_dir_all(to)
                 .or_else(ignore_missing)
                 .map_err(on_disk)?;
-            return Err(ApiError::new(ErrorKind::InfraFailed, why));
         }
+        let frozen_ms = copied?;
+        let copied_ms = elapsed_ms(copying);
         Ok(Copied {
             frozen_ms,
             copied_ms,
         })
+    }
+
+    /// Copies most while the sandbox goes on, and what changed meanwhile while it stands still; how long that was, in ms.
+    fn copy_in_steps(
+        &self,
+        (from, to): (&Path, &Path),
+        (place, paused): (&Place, bool),
+    ) -> Result<u64, ApiError> {
+        let mut mirror = Mirror::new(from, to)?;
+        if paused {
+            mirror.step(true)?;
+            return Ok(0);
+        }
+        for _ in 0..STEPS_MAX {
+            if mirror.step(false)? <= FEW {
+                break;
+            }
+        }
+        let began = Instant::now();
+        self.containers.freeze(place)?;
+        let copied = mirror.step(true);
+        self.containers.resume(place)?;
+        let frozen_ms = elapsed_ms(began);
+        copied?;
+        Ok(frozen_ms)
     }
 
     /// Removes copies that no living sandbox stands on.
@@ -294,6 +302,16 @@ impl Service {
             .unwrap_or_else(PoisonError::into_inner)
             .iter()
             .any(|p| p == path)
+    }
+}
+
+impl From<MirrorError> for ApiError {
+    fn from(error: MirrorError) -> Self {
+        let kind = match error {
+            MirrorError::TooMany => ErrorKind::Exhausted,
+            MirrorError::File { .. } => ErrorKind::InfraFailed,
+        };
+        Self::new(kind, error.to_string())
     }
 }
 

@@ -14,7 +14,8 @@ use base64::engine::general_purpose::STANDARD;
 use futures_util::StreamExt as _;
 use serde::Deserialize;
 
-use super::{App, Asked, Project, agent, ended, find};
+use super::openapi::Failures;
+use super::{App, Asked, Project, Told, agent, ended, find};
 use crate::api::{ExecReply, ExecRequest, SignalRequest};
 use crate::container::link::{Event, Link, LinkError};
 use crate::container::protocol::{
@@ -28,7 +29,7 @@ use crate::trajectory::{Begun, Ticket};
 /// What a stream of frames is called.
 pub(super) const FRAMES: &str = "application/vnd.dsec.frames";
 /// A stream in which nothing happens says so this often.
-const KEEPALIVE: Duration = Duration::from_secs(15);
+pub(super) const KEEPALIVE: Duration = Duration::from_secs(15);
 /// Most bytes of one frame of input.
 pub(super) const PIECE_BYTES: usize = 128 << 10;
 
@@ -72,11 +73,19 @@ fn spec_of(sandbox: &Sandbox, request: ExecRequest) -> Result<ExecSpec, ApiError
     })
 }
 
-/// `POST /v1/sandboxes/{id}/execs`.
+/// Run a command.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/execs",
+    tag = "execs",
+    params(("id" = String, Path, description = "The sandbox")),
+    request_body = ExecRequest,
+    responses((status = 200, description = "How it ended, or (`stream`) frames as it runs", content((ExecReply = "application/json"), (Vec<u8> = "application/vnd.dsec.frames"))), Failures)
+)]
 pub(super) async fn start(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
     Asked(request): Asked<ExecRequest>,
 ) -> Result<Response, ApiError> {
     let sandbox = find(&app, &project, &id)?;
@@ -135,30 +144,47 @@ fn started(answer: Answer) -> Result<(i32, bool), ApiError> {
     Ok((pid, again))
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct From {
     #[serde(default)]
+    #[param(format = "uint64")]
     pub(super) stdout_from: u64,
     #[serde(default)]
+    #[param(format = "uint64")]
     pub(super) stderr_from: u64,
 }
 
-/// `GET /v1/sandboxes/{id}/execs/{exec}/stream`.
+/// Follow a command, as frames.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}/execs/{exec}/stream",
+    tag = "execs",
+    params(("id" = String, Path, description = "The sandbox"), ("exec" = String, Path, description = "The command, by its `request_id`"), From),
+    responses((status = 200, description = "Frames", body = Vec<u8>, content_type = "application/vnd.dsec.frames"), Failures)
+)]
 pub(super) async fn attach(
     State(app): State<App>,
     project: Project,
-    Path((id, exec_id)): Path<(String, String)>,
-    Query(from): Query<From>,
+    Told(Path((id, exec_id))): Told<Path<(String, String)>>,
+    Told(Query(from)): Told<Query<From>>,
 ) -> Result<Response, ApiError> {
     attach_to(&app, find(&app, &project, &id)?, exec_id, from, true).await
 }
 
-/// `GET /v1/sandboxes/{id}/execs/{exec}`: waits for its end.
+/// Wait for a command's end.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}/execs/{exec}",
+    tag = "execs",
+    params(("id" = String, Path, description = "The sandbox"), ("exec" = String, Path, description = "The command, by its `request_id`")),
+    responses((status = 200, description = "Done", body = ExecReply), Failures)
+)]
 pub(super) async fn wait(
     State(app): State<App>,
     project: Project,
-    Path((id, exec_id)): Path<(String, String)>,
+    Told(Path((id, exec_id))): Told<Path<(String, String)>>,
 ) -> Result<Response, ApiError> {
     let from = From {
         stdout_from: 0,
@@ -372,11 +398,18 @@ fn frames(
     ([("content-type", FRAMES)], Body::from_stream(all)).into_response()
 }
 
-/// `GET /v1/sandboxes/{id}/execs`.
+/// All commands that are remembered.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}/execs",
+    tag = "execs",
+    params(("id" = String, Path, description = "The sandbox")),
+    responses((status = 200, description = "Done", body = Vec<ExecInfo>), Failures)
+)]
 pub(super) async fn list(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
 ) -> Result<Json<Vec<ExecInfo>>, ApiError> {
     let (_, socket) = agent(&app, &project, &id).await?;
     match Link::connect(&socket)
@@ -392,7 +425,8 @@ pub(super) async fn list(
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Input {
     /// Nothing follows.
@@ -400,12 +434,20 @@ pub(super) struct Input {
     eof: bool,
 }
 
-/// `POST /v1/sandboxes/{id}/execs/{exec}/stdin`.
+/// Give a command input.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/execs/{exec}/stdin",
+    tag = "execs",
+    params(("id" = String, Path, description = "The sandbox"), ("exec" = String, Path, description = "The command, by its `request_id`"), Input),
+    request_body(content = Option<Vec<u8>>, content_type = "application/octet-stream"),
+    responses((status = 204, description = "Done"), Failures)
+)]
 pub(super) async fn stdin(
     State(app): State<App>,
     project: Project,
-    Path((id, exec_id)): Path<(String, String)>,
-    Query(input): Query<Input>,
+    Told(Path((id, exec_id))): Told<Path<(String, String)>>,
+    Told(Query(input)): Told<Query<Input>>,
     body: Body,
 ) -> Result<StatusCode, ApiError> {
     let (_, socket) = agent(&app, &project, &id).await?;
@@ -447,13 +489,25 @@ async fn drain(mut pieces: axum::body::BodyDataStream) {
     }
 }
 
-/// `POST /v1/sandboxes/{id}/execs/{exec}/signal`.
+/// Send a command a signal.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/execs/{exec}/signal",
+    tag = "execs",
+    params(("id" = String, Path, description = "The sandbox"), ("exec" = String, Path, description = "The command, by its `request_id`")),
+    request_body = SignalRequest,
+    responses((status = 204, description = "Done"), Failures)
+)]
 pub(super) async fn signal(
     State(app): State<App>,
     project: Project,
-    Path((id, exec_id)): Path<(String, String)>,
+    Told(Path((id, exec_id))): Told<Path<(String, String)>>,
     Asked(request): Asked<SignalRequest>,
 ) -> Result<StatusCode, ApiError> {
+    if !(1..=64).contains(&request.signal) {
+        let message = format!("`signal` of {}: 1 to 64 are expected", request.signal);
+        return Err(ApiError::new(ErrorKind::Invalid, message));
+    }
     let (_, socket) = agent(&app, &project, &id).await?;
     let request = Request::Signal {
         exec_id,
@@ -464,11 +518,19 @@ pub(super) async fn signal(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// `POST /v1/sandboxes/{id}/execs/{exec}/resize`.
+/// Change a terminal's size.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/execs/{exec}/resize",
+    tag = "execs",
+    params(("id" = String, Path, description = "The sandbox"), ("exec" = String, Path, description = "The command, by its `request_id`")),
+    request_body = TerminalSize,
+    responses((status = 204, description = "Done"), Failures)
+)]
 pub(super) async fn resize(
     State(app): State<App>,
     project: Project,
-    Path((id, exec_id)): Path<(String, String)>,
+    Told(Path((id, exec_id))): Told<Path<(String, String)>>,
     Asked(size): Asked<TerminalSize>,
 ) -> Result<StatusCode, ApiError> {
     let (_, socket) = agent(&app, &project, &id).await?;

@@ -6,37 +6,91 @@ use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Response};
+use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
 
-use super::execs::send_body;
-use super::{App, Asked, Project, agent};
+use super::execs::{FRAMES, KEEPALIVE, framed, send_body};
+use super::openapi::Failures;
+use super::{App, Asked, Project, Told, agent};
 use crate::container::files::{FileEntry, FileReply, FileRequest};
 use crate::container::link::{Event, Link};
 use crate::container::protocol::{Answer, Request, kind};
 use crate::error::{ApiError, ErrorKind};
 
-#[derive(Debug, Deserialize)]
+/// A path. An empty one would mean the root to some calls and nothing to others.
+fn named<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let path = String::deserialize(deserializer)?;
+    if path.is_empty() {
+        return Err(serde::de::Error::custom("`path` is empty"));
+    }
+    Ok(path)
+}
+
+/// A place in the sandbox.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Place {
+pub(super) struct OfPath {
+    #[serde(deserialize_with = "named")]
+    #[param(min_length = 1)]
     path: String,
+}
+
+/// A folder, and how far down.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Listing {
+    #[serde(deserialize_with = "named")]
+    #[param(min_length = 1)]
+    path: String,
+    /// 1: its own entries (also without it), 2: theirs too, and so on.
     #[serde(default)]
+    #[param(required = false)]
     depth: Option<u32>,
+}
+
+/// Part of a file.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Part {
+    #[serde(deserialize_with = "named")]
+    #[param(min_length = 1)]
+    path: String,
+    /// From which byte on.
     #[serde(default)]
+    #[param(format = "uint64")]
     offset: u64,
+    /// How many bytes at most.
     #[serde(default)]
+    #[param(format = "uint64")]
     len: Option<u64>,
+}
+
+/// A place, and its permissions.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WithMode {
+    #[serde(deserialize_with = "named")]
+    #[param(min_length = 1)]
+    path: String,
     /// Octal.
     #[serde(default)]
+    #[param(pattern = "^[0-7]{1,4}$")]
     mode: Option<String>,
 }
 
-impl Place {
+impl WithMode {
     fn mode(&self) -> Result<Option<u32>, ApiError> {
         let Some(text) = &self.mode else {
             return Ok(None);
         };
+        // Digits alone: a sign would be taken by the parser.
+        let digits = text.bytes().all(|b| b.is_ascii_digit());
         match u32::from_str_radix(text, 8) {
-            Ok(mode) if mode <= 0o7777 => Ok(Some(mode)),
+            Ok(mode) if digits && mode <= 0o7777 => Ok(Some(mode)),
             _ => {
                 let message = format!("`mode` of `{text}`: octal up to 7777 is expected");
                 Err(ApiError::new(ErrorKind::Invalid, message))
@@ -45,14 +99,27 @@ impl Place {
     }
 }
 
+/// What is watched.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Watched {
+    #[serde(deserialize_with = "named")]
+    #[param(min_length = 1)]
+    path: String,
+    /// Folders below it too.
+    #[serde(default)]
+    recursive: bool,
+}
+
 /// Entries that were asked for.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(super) struct Entries {
     entries: Vec<FileEntry>,
 }
 
 /// What was written.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(super) struct Written {
     bytes: u64,
 }
@@ -92,12 +159,19 @@ async fn entries(
     }
 }
 
-/// `GET …/files/list?path=&depth=`.
+/// A folder's entries.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}/files/list",
+    tag = "files",
+    params(("id" = String, Path, description = "The sandbox"), Listing),
+    responses((status = 200, description = "Done", body = Entries), Failures)
+)]
 pub(super) async fn list(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
-    Query(place): Query<Place>,
+    Told(Path(id)): Told<Path<String>>,
+    Told(Query(place)): Told<Query<Listing>>,
 ) -> Result<Json<Entries>, ApiError> {
     let request = FileRequest::List {
         path: place.path,
@@ -106,22 +180,36 @@ pub(super) async fn list(
     entries(&app, &project, &id, request).await
 }
 
-/// `GET …/files/stat?path=`.
+/// One entry; a link itself.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}/files/stat",
+    tag = "files",
+    params(("id" = String, Path, description = "The sandbox"), OfPath),
+    responses((status = 200, description = "Done", body = Entries), Failures)
+)]
 pub(super) async fn stat(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
-    Query(place): Query<Place>,
+    Told(Path(id)): Told<Path<String>>,
+    Told(Query(place)): Told<Query<OfPath>>,
 ) -> Result<Json<Entries>, ApiError> {
     entries(&app, &project, &id, FileRequest::Stat { path: place.path }).await
 }
 
-/// `POST …/files/mkdir?path=&mode=`.
+/// Make a folder, and those above it.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/files/mkdir",
+    tag = "files",
+    params(("id" = String, Path, description = "The sandbox"), WithMode),
+    responses((status = 200, description = "Done", body = Entries), Failures)
+)]
 pub(super) async fn make_dir(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
-    Query(place): Query<Place>,
+    Told(Path(id)): Told<Path<String>>,
+    Told(Query(place)): Told<Query<WithMode>>,
 ) -> Result<Json<Entries>, ApiError> {
     let request = FileRequest::MakeDir {
         mode: place.mode()?,
@@ -130,12 +218,19 @@ pub(super) async fn make_dir(
     entries(&app, &project, &id, request).await
 }
 
-/// `DELETE …/files?path=`.
+/// Remove a file, a link, or a folder with all in it.
+#[utoipa::path(
+    delete,
+    path = "/v1/sandboxes/{id}/files",
+    tag = "files",
+    params(("id" = String, Path, description = "The sandbox"), OfPath),
+    responses((status = 200, description = "Done", body = Entries), Failures)
+)]
 pub(super) async fn remove(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
-    Query(place): Query<Place>,
+    Told(Path(id)): Told<Path<String>>,
+    Told(Query(place)): Told<Query<OfPath>>,
 ) -> Result<Json<Entries>, ApiError> {
     entries(
         &app,
@@ -147,18 +242,26 @@ pub(super) async fn remove(
 }
 
 /// Body of `POST …/files/rename`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Rename {
     from: String,
     to: String,
 }
 
-/// `POST …/files/rename`.
+/// Rename; what is there is replaced.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/files/rename",
+    tag = "files",
+    params(("id" = String, Path, description = "The sandbox")),
+    request_body = Rename,
+    responses((status = 200, description = "Done", body = Entries), Failures)
+)]
 pub(super) async fn rename(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
+    Told(Path(id)): Told<Path<String>>,
     Asked(names): Asked<Rename>,
 ) -> Result<Json<Entries>, ApiError> {
     let request = FileRequest::Rename {
@@ -206,12 +309,19 @@ pub(super) async fn download_from(
     Ok(([("content-type", kind)], Body::from_stream(pieces)).into_response())
 }
 
-/// `GET …/files?path=&offset=&len=`.
+/// A file's bytes.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}/files",
+    tag = "files",
+    params(("id" = String, Path, description = "The sandbox"), Part),
+    responses((status = 200, description = "Bytes", body = Vec<u8>, content_type = "application/octet-stream"), Failures)
+)]
 pub(super) async fn read(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
-    Query(place): Query<Place>,
+    Told(Path(id)): Told<Path<String>>,
+    Told(Query(place)): Told<Query<Part>>,
 ) -> Result<Response, ApiError> {
     let request = FileRequest::Read {
         path: place.path,
@@ -221,12 +331,19 @@ pub(super) async fn read(
     download(&app, &project, &id, request, "application/octet-stream").await
 }
 
-/// `GET …/tree?path=`: a tar stream.
+/// A folder as a tar stream.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}/tree",
+    tag = "files",
+    params(("id" = String, Path, description = "The sandbox"), OfPath),
+    responses((status = 200, description = "A tar stream", body = Vec<u8>, content_type = "application/x-tar"), Failures)
+)]
 pub(super) async fn pack(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
-    Query(place): Query<Place>,
+    Told(Path(id)): Told<Path<String>>,
+    Told(Query(place)): Told<Query<OfPath>>,
 ) -> Result<Response, ApiError> {
     let request = FileRequest::Pack { path: place.path };
     download(&app, &project, &id, request, "application/x-tar").await
@@ -263,12 +380,20 @@ async fn upload(
     }
 }
 
-/// `PUT …/files?path=&mode=`.
+/// Replace a file's contents at a stroke.
+#[utoipa::path(
+    put,
+    path = "/v1/sandboxes/{id}/files",
+    tag = "files",
+    params(("id" = String, Path, description = "The sandbox"), WithMode),
+    request_body(content = Option<Vec<u8>>, content_type = "application/octet-stream"),
+    responses((status = 200, description = "Done", body = Written), Failures)
+)]
 pub(super) async fn write(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
-    Query(place): Query<Place>,
+    Told(Path(id)): Told<Path<String>>,
+    Told(Query(place)): Told<Query<WithMode>>,
     body: Body,
 ) -> Result<Json<Written>, ApiError> {
     let request = FileRequest::Write {
@@ -278,12 +403,20 @@ pub(super) async fn write(
     upload(&app, &project, &id, request, body).await
 }
 
-/// `PUT …/tree?path=`: a tar stream.
+/// Unpack a tar stream into a folder.
+#[utoipa::path(
+    put,
+    path = "/v1/sandboxes/{id}/tree",
+    tag = "files",
+    params(("id" = String, Path, description = "The sandbox"), OfPath),
+    request_body(content = Option<Vec<u8>>, content_type = "application/octet-stream"),
+    responses((status = 200, description = "Done", body = Written), Failures)
+)]
 pub(super) async fn unpack(
     State(app): State<App>,
     project: Project,
-    Path(id): Path<String>,
-    Query(place): Query<Place>,
+    Told(Path(id)): Told<Path<String>>,
+    Told(Query(place)): Told<Query<OfPath>>,
     body: Body,
 ) -> Result<Json<Written>, ApiError> {
     upload(
@@ -294,4 +427,46 @@ pub(super) async fn unpack(
         body,
     )
     .await
+}
+
+/// Follow what changes in a folder: frames `A` (it is watched from now on), `D` (a change, JSON), `K` (nothing happened), `X` (the end).
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}/files/watch",
+    tag = "files",
+    params(("id" = String, Path, description = "The sandbox"), Watched),
+    responses((status = 200, description = "Frames", body = Vec<u8>, content_type = "application/vnd.dsec.frames"), Failures)
+)]
+pub(super) async fn watch(
+    State(app): State<App>,
+    project: Project,
+    Told(Path(id)): Told<Path<String>>,
+    Told(Query(watched)): Told<Query<Watched>>,
+) -> Result<Response, ApiError> {
+    let (_, socket) = agent(&app, &project, &id).await?;
+    let mut link = Link::connect(&socket).await?;
+    let request = FileRequest::Watch {
+        path: watched.path,
+        recursive: watched.recursive,
+    };
+    match link.request(&Request::files(request)).await? {
+        Answer::Ok => {}
+        other => return Err(unexpected(&other)),
+    }
+    let pieces = futures_util::stream::unfold(Some(link), |link| async move {
+        let mut link = link?;
+        let ended = |error: ApiError| {
+            let said = serde_json::to_vec(&error).unwrap_or_default();
+            Some((framed(kind::EXIT, &[&said]), None))
+        };
+        match tokio::time::timeout(KEEPALIVE, link.next()).await {
+            Err(_) => Some((framed(kind::KEEPALIVE, &[]), Some(link))),
+            Ok(Ok(Event::Data(change))) => Some((framed(kind::DATA, &[&change]), Some(link))),
+            Ok(Ok(other)) => ended(unexpected(&other)),
+            Ok(Err(error)) => ended(error.into()),
+        }
+    });
+    let begun = futures_util::stream::once(async { framed(kind::ANSWER, &[b"{}"]) });
+    let all = begun.chain(pieces).map(Ok::<_, std::convert::Infallible>);
+    Ok(([("content-type", FRAMES)], Body::from_stream(all)).into_response())
 }

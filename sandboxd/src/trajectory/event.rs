@@ -19,7 +19,7 @@ pub struct Event {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum What {
-    /// Something was asked for; written (and synced) before anything is done about it.
+    /// Something was asked for; written before anything is done about it.
     Request {
         /// Its name: the same name is never carried out twice.
         request_id: String,

@@ -3,6 +3,7 @@
 pub(crate) mod follow;
 pub(crate) mod http;
 mod keys;
+mod shell;
 
 use std::fs::File;
 use std::io::Write as _;
@@ -124,6 +125,20 @@ pub(crate) enum SandboxCommand {
         #[command(flatten)]
         exec: ExecArgs,
     },
+    /// Open a shell at a terminal; its exit status becomes this command's.
+    Shell {
+        /// The sandbox.
+        id: String,
+        /// Who it runs as.
+        #[arg(long)]
+        user: Option<String>,
+        /// Where it begins.
+        #[arg(long, value_name = "DIR")]
+        cwd: Option<String>,
+        /// Program and arguments in place of a login shell (`bash`, or `sh` where there is none).
+        #[arg(last = true, value_name = "CMD")]
+        command: Vec<String>,
+    },
     /// Copy a file into or out of a sandbox: one of both is `ID:PATH`.
     Cp {
         /// From.
@@ -228,6 +243,12 @@ async fn carry_out(client: &Client, command: &SandboxCommand) -> Result<ExitCode
         }
         SandboxCommand::Ls { all, json } => list(client, *all, *json).await?,
         SandboxCommand::Exec { id, exec } => return execute(client, id, exec).await,
+        SandboxCommand::Shell {
+            id,
+            user,
+            cwd,
+            command,
+        } => return shell::run(client, id, command, (user.as_deref(), cwd.as_deref())).await,
         SandboxCommand::Cp { from, to } => copy(client, from, to).await?,
         SandboxCommand::Pause { id } => drop(post(path_of(id, "/pause"), json!({})).await?),
         SandboxCommand::Resume { id } => drop(post(path_of(id, "/resume"), json!({})).await?),

@@ -28,6 +28,7 @@ mod images;
 mod import;
 mod killed;
 mod logins;
+mod openapi;
 mod same_name;
 mod sandbox_disk;
 mod sandbox_keys;

@@ -100,5 +100,58 @@ fn the_python_package_works() {
         .unwrap();
     let said = String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success(), "{said}\n{}", daemon.log());
-    assert!(said.contains("Ran 11 tests"), "{said}");
+    assert!(said.contains("Ran 12 tests"), "{said}");
+}
+
+/// Mutations: without the raw terminal the first interrupt ends the client; without the signal's handler no size arrives.
+#[test]
+fn a_shell_at_a_terminal_takes_every_key_and_its_size() {
+    let world = World::new();
+    let daemon = Sandboxd::start(&world);
+    let id = daemon.ok(&["sandbox", "create", "--base", "base/mini:1"]);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sandbox_shell.py");
+    let ran = Command::new("python3")
+        .arg(script)
+        .args([env!("CARGO_BIN_EXE_dsec"), &id])
+        .env("DSEC_URL", daemon.url())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{said}\n{}", daemon.log());
+    let no_terminal = daemon.dsec(&["sandbox", "shell", &id]);
+    let said = String::from_utf8(no_terminal.stderr).unwrap();
+    assert!(
+        said.starts_with("dsec: standard input is no terminal"),
+        "{said}"
+    );
+}
+
+/// In an environment of its own, from a copy: installing leaves files beside the sources.
+#[test]
+fn the_python_package_can_be_installed() {
+    let world = World::new();
+    let package = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("libdsec");
+    let pip = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .with_file_name("target")
+        .join("test-tools/setuptools/bin/pip");
+    assert!(pip.try_exists().unwrap(), "run `tools/setup check` first");
+    let script = format!(
+        "set -e; cp -r {} copy; {} wheel -q --disable-pip-version-check --no-build-isolation --no-deps ./copy
+        python3 -m venv env; env/bin/pip install -q --disable-pip-version-check --no-index libdsec-*.whl
+        cd /; $OLDPWD/env/bin/python -c 'import libdsec, pathlib; folder = pathlib.Path(libdsec.__file__).parent
+assert (folder / \"py.typed\").exists() and \"site-packages\" in str(folder), folder; print(len(libdsec.__all__))'",
+        package.display(),
+        pip.display()
+    );
+    let ran = Command::new("bash")
+        .args(["-c", &script])
+        .current_dir(world.root())
+        .output()
+        .unwrap();
+    assert!(
+        ran.status.success(),
+        "{}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
+    assert_eq!(String::from_utf8(ran.stdout).unwrap(), "29\n");
 }

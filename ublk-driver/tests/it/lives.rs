@@ -55,10 +55,46 @@ fn rounds(name: &str, usual: usize) -> usize {
     set.map_or(usual, |text| text.parse().unwrap())
 }
 
+/// A value of a file of the kernel like `/proc/meminfo`, in bytes.
+fn kernel_says(file: &str, name: &str) -> u64 {
+    let text = fs::read_to_string(file).unwrap();
+    let value = text.lines().find_map(|line| line.strip_prefix(name));
+    let kib = value.and_then(|v| {
+        v.trim_matches(|c: char| !c.is_ascii_digit())
+            .parse::<u64>()
+            .ok()
+    });
+    kib.unwrap() << 10
+}
+
+/// Memory of this process and of the kernel. Caches come and go: only more than these bounds is a leak, which every
+/// cycle would add to.
+#[derive(Debug, Clone, Copy)]
+struct Memory {
+    own: u64,
+    kernel: u64,
+}
+
+impl Memory {
+    const OWN_MORE_MAX: u64 = 4 << 20;
+    const KERNEL_MORE_MAX: u64 = 24 << 20;
+
+    fn now() -> Self {
+        fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+        Self {
+            own: kernel_says("/proc/self/status", "VmRSS:"),
+            kernel: kernel_says("/proc/meminfo", "SUnreclaim:")
+                + kernel_says("/proc/meminfo", "Percpu:")
+                + kernel_says("/proc/meminfo", "KernelStack:"),
+        }
+    }
+}
+
 pub(crate) fn add_and_remove_leave_nothing() {
     let driver = Driver::start(0).unwrap();
     let bytes = pattern(64 << 10, 1);
     let mut before = None;
+    let mut memory = None;
     for round in 0..rounds("DSEC_UBLK_CYCLES", 50) {
         let image = MemImage::new(bytes.clone(), How::Later);
         let device = driver
@@ -74,7 +110,20 @@ pub(crate) fn add_and_remove_leave_nothing() {
         let (fds, tasks) = *before.get_or_insert(held);
         assert_eq!(held.0, fds, "descriptors, round {round}");
         assert!(held.1 <= tasks + 2, "threads: {} then {}", tasks, held.1);
+        if round == 9 {
+            memory = Some(Memory::now());
+        }
     }
+    let (before, now) = (memory.unwrap(), Memory::now());
+    println!("memory after ten cycles {before:?}, in the end {now:?}");
+    assert!(
+        now.own < before.own + Memory::OWN_MORE_MAX,
+        "{before:?}, then {now:?}"
+    );
+    assert!(
+        now.kernel < before.kernel + Memory::KERNEL_MORE_MAX,
+        "{before:?}, then {now:?}"
+    );
     assert_eq!(ublk_driver::devices().unwrap(), []);
 }
 

@@ -1,0 +1,87 @@
+//! The API's description as an OpenAPI document, served at `/openapi.json`.
+//!
+//! Routes and their description come from the same place (`utoipa`'s attribute on each handler), so that neither can be without the
+//! other. E2B's interface is not part of it: E2B describes that.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use axum::body::Bytes;
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{
+    ComponentsBuilder, InfoBuilder, OpenApi, OpenApiBuilder, Ref, RefOr, Response, ResponseBuilder,
+};
+use utoipa::{IntoResponses, PartialSchema as _, ToSchema as _};
+
+use crate::error::ApiError;
+
+/// What the document begins with.
+pub(super) fn head() -> OpenApi {
+    let info = InfoBuilder::new()
+        .title("sandboxd")
+        .description(Some(
+            "Sandboxes composed of layers. Errors are `{kind, message}`.",
+        ))
+        .version(env!("CARGO_PKG_VERSION"));
+    let key = HttpBuilder::new().scheme(HttpAuthScheme::Bearer);
+    let description = "An API key; a daemon without keys needs none";
+    let key = key.description(Some(description)).build();
+    let mut schemas = Vec::new();
+    ApiError::schemas(&mut schemas);
+    let components = ComponentsBuilder::new()
+        .security_scheme("key", SecurityScheme::Http(key))
+        .schema("ApiError", ApiError::schema())
+        .schemas_from_iter(schemas);
+    OpenApiBuilder::new()
+        .info(info.build())
+        .components(Some(components.build()))
+        .security(Some([
+            SecurityRequirement::default(),
+            SecurityRequirement::new("key", std::iter::empty::<String>()),
+        ]))
+        .build()
+}
+
+/// The document as it is sent.
+///
+/// # Errors
+/// Never for documents of ours: they are strings and maps.
+pub(super) fn bytes(document: &OpenApi) -> io::Result<Bytes> {
+    Ok(serde_json::to_vec(document)?.into())
+}
+
+/// The answers that every request may get.
+pub(super) struct Failures;
+
+impl IntoResponses for Failures {
+    fn responses() -> BTreeMap<String, RefOr<Response>> {
+        let kinds = [
+            ("400", "`invalid`: change the request"),
+            ("401", "`unauthenticated`: send a key"),
+            ("404", "`not_found`"),
+            (
+                "409",
+                "`conflict`: something is there already, or in another state",
+            ),
+            ("410", "`sandbox_gone`: make another"),
+            (
+                "422",
+                "`refused`: the sandbox's own files or kernel said no",
+            ),
+            ("500", "`infra_failed`: mask the result"),
+            ("503", "`unavailable`: try again"),
+            ("507", "`exhausted`: a limit of the sandbox is reached"),
+        ];
+        let response = |text: &str| {
+            let body = utoipa::openapi::content::ContentBuilder::new()
+                .schema(Some(RefOr::Ref(Ref::from_schema_name("ApiError"))))
+                .build();
+            let response = ResponseBuilder::new().description(text);
+            RefOr::T(response.content("application/json", body).build())
+        };
+        let told = kinds
+            .iter()
+            .map(|(status, text)| ((*status).to_owned(), response(text)));
+        told.collect()
+    }
+}

@@ -1,0 +1,63 @@
+"""`dsec sandbox shell` at a terminal of Python's. Usage: sandbox_shell.py DSEC ID; DSEC_URL says where the daemon is."""
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+
+dsec, sandbox = sys.argv[1:]
+until = time.monotonic() + 20
+
+
+def resize(fd, rows, cols):
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+
+
+pid, fd = pty.fork()
+if pid == 0:
+    resize(0, 31, 99)
+    os.execv(dsec, [dsec, "sandbox", "shell", sandbox, "--cwd", "/w"])
+
+seen = b""
+
+
+def wait_for(what):
+    """Reads until something is there, and forgets what came before."""
+    global seen
+    while what not in seen:
+        if time.monotonic() > until:
+            raise SystemExit(f"waited in vain for {what!r}: {seen!r}")
+        if select.select([fd], [], [], 0.1)[0]:
+            seen += os.read(fd, 65536)
+    seen = seen.partition(what)[2]
+
+
+# What is typed is echoed: so what is waited for is never in it.
+os.write(fd, b"echo at $PWD-$(stat -c %a /dev/stdin -L | wc -l)-$((6*7))\r")
+wait_for(b"at /w-1-42\r\n")
+os.write(fd, b"python_is_not_here; size() { set -- $(head -c0 /dev/null); }; echo rea''dy; trap 'echo win''ch' WINCH\r")
+wait_for(b"ready\r\n")
+resize(fd, 12, 34)
+os.kill(pid, signal.SIGWINCH)
+wait_for(b"winch\r\n")
+os.write(fd, b"sleep 1000\r")
+time.sleep(0)
+# Not us: the sandbox's program is interrupted.
+wait_for(b"sleep 1000\r\n")
+os.write(fd, b"\x03")
+os.write(fd, b"echo sta''tus $?\r")
+wait_for(b"status 130\r\n")
+os.write(fd, b"exit 9\r")
+while True:
+    try:
+        if not os.read(fd, 65536):
+            break
+    except OSError:
+        break
+_, status = os.waitpid(pid, 0)
+assert os.waitstatus_to_exitcode(status) == 9, status
