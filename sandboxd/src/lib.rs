@@ -8,6 +8,7 @@ pub mod container;
 pub mod daemon;
 pub mod disk;
 pub mod error;
+pub mod faults;
 mod ids;
 pub mod keys;
 pub mod layers;

@@ -58,6 +58,9 @@ struct Args {
     /// First of the host's user and group ids that sandboxes have, 65536 each; a multiple of 65536 that nobody else uses.
     #[arg(long, value_name = "ID", default_value_t = 1 << 30)]
     first_id: u32,
+    /// For tests: every so many-th step of making a sandbox fails.
+    #[arg(long, value_name = "N", default_value_t = 0, hide = true)]
+    fail_every: u64,
     /// Empty sandboxes kept ready.
     #[arg(long, value_name = "N", default_value_t = 8)]
     pool: usize,
@@ -94,6 +97,7 @@ fn main() -> ExitCode {
     }
     start_log();
     let args = Args::parse();
+    sandboxd::faults::fail_every(args.fail_every);
     report(daemon::run(Config {
         layerd: args.layerd,
         listen: args.listen,

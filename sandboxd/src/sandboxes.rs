@@ -7,6 +7,7 @@ mod changes;
 mod derive;
 mod mirror;
 mod plan;
+mod queue;
 
 pub use changes::Changes;
 
@@ -21,9 +22,10 @@ use crate::container::backend::{Containers, Place, Plan};
 use crate::container::cgroup::Usage;
 use crate::disk::Disks;
 use crate::error::{ApiError, ErrorKind};
+use crate::faults;
 use crate::layers::{Held, Layers};
 use crate::network::Networks;
-use crate::store::{Record, Store};
+use crate::store::{ENDED_MAX, Record, Store};
 use crate::trajectory::Trajectory;
 use crate::trajectory::event::Asked;
 
@@ -131,6 +133,7 @@ pub struct Service {
     disks: Disks,
     state: PathBuf,
     packer: Packer,
+    queue: queue::Queue,
     /// Disk limit of sandboxes that ask for none.
     disk_mb: Option<u64>,
     table: Mutex<HashMap<String, Arc<Sandbox>>>,
@@ -198,6 +201,7 @@ impl Service {
             disks: Disks::new(&state.join("disks")),
             state,
             packer,
+            queue: queue::Queue::default(),
             disk_mb,
             table: Mutex::default(),
             requests: Mutex::default(),
@@ -216,13 +220,19 @@ impl Service {
             .iter()
             .find(|held| record.hold.as_ref() == Some(&held.mountpoint));
         let ended = record.info.state == State::Gone;
-        let sandbox = Arc::new(Sandbox::new(record.clone(), hold.cloned()));
+        // One that ended stands on nothing any more.
+        let hold = hold.filter(|_| !ended).cloned();
+        let sandbox = Arc::new(Sandbox::new(record.clone(), hold));
         self.table().insert(id.clone(), Arc::clone(&sandbox));
         if ended {
             return Ok(());
         }
         match record.place {
             Some(place) if self.containers.find(&place).is_ok() => {
+                // It may have been stopped for a moment, to be copied, when the daemon was killed.
+                if record.info.state != State::Paused {
+                    self.containers.resume(&place)?;
+                }
                 tracing::info!(id, "adopted");
                 Ok(())
             }
@@ -273,6 +283,7 @@ impl Service {
                 service.look_at_sandboxes();
                 if tidy {
                     service.layers.tidy(false);
+                    service.forget_ended()?;
                 }
                 Ok(())
             });
@@ -280,6 +291,24 @@ impl Service {
                 tracing::error!(%error, "sandboxes were not looked after");
             }
         }
+    }
+
+    /// Forgets the oldest of those that ended, above the bound.
+    fn forget_ended(&self) -> Result<(), ApiError> {
+        let ended = |s: &&Arc<Sandbox>| s.lock().info.state == State::Gone;
+        let mut old: Vec<(u64, String)> = {
+            let table = self.table();
+            let infos = table.values().filter(ended).map(|s| s.info());
+            infos.map(|info| (info.created_ms, info.id)).collect()
+        };
+        old.sort();
+        let over = old.len().saturating_sub(ENDED_MAX);
+        for (_, id) in old.into_iter().take(over) {
+            self.store.remove(&id).map_err(on_disk)?;
+            self.trajectory.forget(&id)?;
+            self.table().remove(&id);
+        }
+        Ok(())
     }
 
     fn look_at_sandboxes(&self) {
@@ -387,9 +416,14 @@ impl Service {
     }
 
     async fn make(self: &Arc<Self>, record: Record, asked: Asked) -> Result<SandboxInfo, ApiError> {
+        let turn = self.queue.turn().await?;
         let service = Arc::clone(self);
         // On a thread of its own: a client that goes away does not leave half a sandbox.
-        blocking(move || service.make_now(record, None, asked)).await
+        blocking(move || {
+            let _turn = turn;
+            service.make_now(record, None, asked)
+        })
+        .await
     }
 
     /// Makes what a record describes, on the layers of `held` or those that its names stand for. Blocks.
@@ -438,7 +472,9 @@ impl Service {
         let request_id = record.info.request_id.as_deref().unwrap_or("create");
         let reply = serde_json::to_value(&record.info).unwrap_or_default();
         self.trajectory.add(id, request_id, asked, reply)?;
-        self.store.put(record).map_err(on_disk)
+        faults::step("trajectory").map_err(on_disk)?;
+        self.store.put(record).map_err(on_disk)?;
+        faults::step("record").map_err(on_disk)
     }
 
     fn place(&self, record: &Record, held: &Held) -> Result<Place, ApiError> {
@@ -447,6 +483,7 @@ impl Service {
             self.disks
                 .attach(disk, &self.store.image(id), &self.store.rw(id))?;
         }
+        faults::step("disk").map_err(on_disk)?;
         let layers: Vec<PathBuf> = held.lowers.iter().chain(&record.frozen).cloned().collect();
         let place = self.containers.create(&Plan {
             layers: &layers,
@@ -455,12 +492,14 @@ impl Service {
             limits: &record.limits,
             patience: CREATE_PATIENCE,
         })?;
-        if let Err(error) = self
+        let opened = self
             .networks
-            .open(&record.info.id, place.pid, &record.network)
-        {
+            .open(&record.info.id, place.pid, &record.network);
+        let opened = opened.map_err(ApiError::from);
+        if let Err(error) = opened.and_then(|()| faults::step("network").map_err(on_disk)) {
+            self.networks.close(&record.info.id);
             self.containers.kill(&place)?;
-            return Err(error.into());
+            return Err(error);
         }
         Ok(place)
     }

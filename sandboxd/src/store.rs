@@ -16,7 +16,7 @@ use crate::container::cgroup::Limits;
 use crate::network::policy::Rule;
 
 /// Records of ended sandboxes that are kept.
-const ENDED_MAX: usize = 1000;
+pub(crate) const ENDED_MAX: usize = 1000;
 
 /// One sandbox, as it is written down.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -122,7 +122,15 @@ impl Store {
     pub fn all(&self) -> io::Result<Vec<Record>> {
         let mut records: Vec<Record> = Vec::new();
         for entry in fs::read_dir(&self.folder)? {
-            let path = entry?.path().join("record.json");
+            let folder = entry?.path();
+            let path = folder.join("record.json");
+            gone_already(fs::remove_file(folder.join("record.tmp")))?;
+            if !path.try_exists()? {
+                // It is the first to be written and goes with the rest, after the sandbox: this is the rest.
+                crate::disk::detach(&folder.join("rw"))?;
+                gone_already(fs::remove_dir_all(&folder))?;
+                continue;
+            }
             let read = fs::read(&path).and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
             match read {
                 Ok(record) => records.push(record),

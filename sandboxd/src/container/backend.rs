@@ -92,6 +92,10 @@ pub enum BackendError {
     },
 }
 
+fn step(name: &'static str) -> Result<(), BackendError> {
+    crate::faults::step(name).map_err(failed("go on after", Path::new(name)))
+}
+
 fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BackendError {
     let path = path.to_owned();
     move |source| BackendError::Io { what, path, source }
@@ -175,6 +179,7 @@ impl Containers {
                 hierarchies.group(&name).remove(END_TIMEOUT)?;
             }
         }
+        remove_old_sockets(&settings.run, &used)?;
         let (sender, ready) = mpsc::sync_channel(settings.pool.max(1));
         let inner = Arc::new(Inner {
             spawner: Mutex::new(Some(start_spawner(&settings.program)?)),
@@ -219,7 +224,7 @@ impl Containers {
     /// # Errors
     /// See [`BackendError`]; nothing of the sandbox is left then but `rw`.
     pub fn create(&self, plan: &Plan<'_>) -> Result<Place, BackendError> {
-        let shell = self.take(plan.patience)?;
+        let shell = self.take_living(plan.patience)?;
         let made = self.fill(plan, &shell);
         match made {
             Ok(()) => Ok(shell.place),
@@ -233,13 +238,26 @@ impl Containers {
     fn fill(&self, plan: &Plan<'_>, shell: &Shell) -> Result<(), BackendError> {
         let top = plan.layers.last().ok_or(RootError::Layers(0))?;
         rootfs::make_writable(plan.rw, top)?;
+        step("writable")?;
         let root = rootfs::compose(plan.layers, plan.rw, shell.userns.as_fd())?;
+        step("composed")?;
         self.inner.group(shell.place.slot).limit(plan.limits)?;
-        Ok(link::assign(
-            &self.inner.socket(shell.place.slot),
-            plan.hostname,
-            &root,
-        )?)
+        step("limited")?;
+        link::assign(&self.inner.socket(shell.place.slot), plan.hostname, &root)?;
+        step("assigned")
+    }
+
+    /// Shells end with the spawner that made them: one that waited may be gone.
+    fn take_living(&self, patience: Duration) -> Result<Shell, BackendError> {
+        let until = Instant::now() + patience;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let shell = self.take(left)?;
+            if self.find(&shell.place).is_ok() {
+                return Ok(shell);
+            }
+            self.inner.discard(&shell.place, Some(&shell.pidfd));
+        }
     }
 
     fn take(&self, patience: Duration) -> Result<Shell, BackendError> {
@@ -455,6 +473,7 @@ impl Inner {
     fn make_in(&self, slot: u32) -> Result<Shell, BackendError> {
         let first_id = self.settings.first_id + slot * IDS;
         let handles = self.group(slot).make(first_id)?;
+        step("group")?;
         let socket = self.socket(slot);
         remove_file(&socket)?;
         let listener = UnixListener::bind(&socket).map_err(failed("listen at", &socket))?;
@@ -468,6 +487,7 @@ impl Inner {
             handles.oom.as_fd(),
         ];
         fds.extend(handles.join.iter().map(AsFd::as_fd));
+        step("socket")?;
         let (pid, pidfd, userns) = self.spawn(&Make { first_id }, &fds)?;
         // Now only the agent listens: if it dies, connecting fails.
         drop(listener);
@@ -480,9 +500,10 @@ impl Inner {
             pidfd,
             userns,
         };
-        if let Err(error) = link::ping(&socket) {
+        let ready = link::ping(&socket).map_err(BackendError::from);
+        if let Err(error) = ready.and_then(|()| step("spawned")) {
             self.discard(&shell.place, Some(&shell.pidfd));
-            return Err(error.into());
+            return Err(error);
         }
         Ok(shell)
     }
@@ -550,6 +571,22 @@ impl Inner {
             .remove(&place.slot);
         Ok(())
     }
+}
+
+/// Sockets of agents that ended with an earlier daemon.
+fn remove_old_sockets(run: &Path, used: &BTreeSet<u32>) -> Result<(), BackendError> {
+    for entry in fs::read_dir(run).map_err(failed("list", run))? {
+        let entry = entry.map_err(failed("list", run))?;
+        let name = entry.file_name();
+        let slot = name.to_str().and_then(|name| {
+            let number = name.strip_prefix('s')?.strip_suffix(".sock")?;
+            number.parse().ok()
+        });
+        if slot.is_some_and(|slot: u32| !used.contains(&slot)) {
+            remove_file(&entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 fn remove_file(path: &Path) -> Result<(), BackendError> {

@@ -17,7 +17,7 @@ use nix::sched::CloneFlags;
 use nix::unistd::{Gid, Uid};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::mount::{MountAttrFlags, UnmountFlags};
-use rustix::process::DumpableBehavior;
+use rustix::process::{DumpableBehavior, Signal};
 
 use super::agent::Agent;
 use super::launcher::{self, Launcher};
@@ -98,6 +98,8 @@ pub(crate) fn run(proof: SingleThreaded, inherited: Inherited, mapped: OwnedFd) 
     nix::unistd::setresgid(root.1, root.1, root.1)?;
     nix::unistd::setresuid(root.0, root.0, root.0)?;
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    // Until it has a purpose it ends with its spawner, and that with the daemon. Here: a change of ids would undo it.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     nix::unistd::setsid()?;
     // Here and not at birth: it takes milliseconds, and the spawner has others to make.
     nix::sched::unshare(CloneFlags::CLONE_NEWNET)?;
@@ -210,6 +212,8 @@ fn hide(below: &Path, names: &[&str], behind: &Path) -> io::Result<()> {
 /// # Errors
 /// When the root has something at these names that is not a folder, or the kernel refuses.
 pub(crate) fn enter(root: &OwnedFd, hostname: &str) -> io::Result<()> {
+    // From now on it outlives the daemon.
+    rustix::process::set_parent_process_death_signal(None)?;
     rustix::system::sethostname(hostname.as_bytes())?;
     fs::attach(root, "/new")?;
     let open = |name: &str| {

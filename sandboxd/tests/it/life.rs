@@ -10,7 +10,10 @@ use crate::host::{Host, LIMITS, SOON, shell, until};
 
 /// What the kernel keeps for us.
 fn census(host: &Host) -> BTreeMap<&'static str, usize> {
-    let lines = |path: &str| std::fs::read_to_string(path).unwrap().lines().count();
+    // Other tests mount too.
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let ours = host.dir.path().to_str().unwrap();
+    let mounts = mounts.lines().filter(|line| line.contains(ours)).count();
     let entries = |path: &Path| std::fs::read_dir(path).map_or(0, Iterator::count);
     let name = format!(
         "dsec-test-{}",
@@ -32,7 +35,7 @@ fn census(host: &Host) -> BTreeMap<&'static str, usize> {
     });
     let children = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
     BTreeMap::from([
-        ("mounts", lines("/proc/self/mountinfo")),
+        ("mounts", mounts),
         ("groups", groups.iter().sum()),
         ("descriptors", entries(Path::new("/proc/self/fd"))),
         ("children", children.split_whitespace().count()),
@@ -95,19 +98,55 @@ fn hundreds_of_sandboxes_with_faults_leave_nothing() {
         }
         std::fs::remove_dir_all(host.rw(&name)).unwrap_or_default();
     };
-    let settled = |host: &Host| {
-        // The pool fills up again in the background.
-        let mut last = census(host);
-        until("the pool is full", || {
-            std::thread::sleep(std::time::Duration::from_millis(100));
-            let now = census(host);
-            std::mem::replace(&mut last, now.clone()) == now
-        });
-        last
-    };
     (0..16).for_each(round);
     let before = settled(&host);
     (16..216).for_each(round);
+    assert_eq!(settled(&host), before);
+}
+
+/// The census when the pool, which fills up in the background, is full.
+fn settled(host: &Host) -> BTreeMap<&'static str, usize> {
+    let mut last = census(host);
+    until("the pool is full", || {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let now = census(host);
+        std::mem::replace(&mut last, now.clone()) == now
+    });
+    last
+}
+
+/// Mutation: if `create` does not discard its shell, groups and sockets stay.
+#[test]
+fn a_fault_at_each_step_of_a_create_leaves_nothing() {
+    let cycles = std::env::var("DSEC_CYCLES").map_or(120, |n| n.parse().unwrap());
+    let host = Host::new();
+    let good = [PathBuf::from("/")];
+    host.sandbox("first");
+    let before = settled(&host);
+    // Seven steps of a shell and of a create can fail: a number that meets each in turn.
+    sandboxd::faults::fail_every(5);
+    let failed = (0..cycles).filter(|n| {
+        let name = format!("f{n}");
+        let plan = Plan {
+            layers: &good,
+            rw: &host.rw(&name),
+            hostname: &name,
+            limits: &LIMITS,
+            patience: SOON,
+        };
+        let made = host.containers.create(&plan);
+        if let Ok(place) = &made {
+            host.containers.kill(place).unwrap();
+        }
+        std::fs::remove_dir_all(host.rw(&name)).unwrap_or_default();
+        made.is_err()
+    });
+    let failed = failed.count();
+    sandboxd::faults::fail_every(0);
+    assert!(
+        (cycles / 4..cycles).contains(&failed),
+        "{failed} of {cycles}"
+    );
     assert_eq!(settled(&host), before);
 }
 

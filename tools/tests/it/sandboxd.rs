@@ -167,8 +167,20 @@ impl<'a> Sandboxd<'a> {
 
     /// As a crash: sandboxes stay.
     pub(crate) fn crash_and_restart(&mut self) {
+        self.crash();
+        self.restart();
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn crash(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+    }
+
+    pub(crate) fn restart(&mut self) {
         self.child = Self::spawn(self.world, &self.listen, &self.args);
         self.wait();
     }
