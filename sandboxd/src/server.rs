@@ -153,20 +153,10 @@ pub fn router(
         keys: Arc::new(keys),
         e2b: Arc::new(e2b::Settings::open(state, e2b.domain, e2b.template)?),
     };
-    let (native, document) = native().split_for_parts();
+    let (native, document) = native(&app).split_for_parts();
     let document = openapi::bytes(&document)?;
     let document = move || async move { ([("content-type", "application/json")], document) };
     Ok(native
-        .route("/v1/sandboxes/{id}/changes", get(trajectory::changes))
-        .route("/v1/sandboxes/{id}/trajectory", get(trajectory::events))
-        .route(
-            "/v1/sandboxes/{id}/trajectory/{seq}/body",
-            get(trajectory::body),
-        )
-        .route_layer(axum::middleware::from_fn_with_state(
-            app.clone(),
-            recorded::layer,
-        ))
         .route("/openapi.json", get(document))
         .route("/metrics", get(metrics))
         .merge(e2b::router())
@@ -179,7 +169,7 @@ pub fn router(
         .with_state(app))
 }
 
-fn native() -> OpenApiRouter<App> {
+fn native(app: &App) -> OpenApiRouter<App> {
     OpenApiRouter::with_openapi(openapi::head())
         .routes(routes!(create, list))
         .routes(routes!(show, kill))
@@ -202,6 +192,13 @@ fn native() -> OpenApiRouter<App> {
         .routes(routes!(files::rename))
         .routes(routes!(files::watch))
         .routes(routes!(files::pack, files::unpack))
+        .routes(routes!(trajectory::changes))
+        .routes(routes!(trajectory::events))
+        .routes(routes!(trajectory::body))
+        .route_layer(axum::middleware::from_fn_with_state(
+            app.clone(),
+            recorded::layer,
+        ))
 }
 
 /// The sandbox of a path, if it is the caller's.

@@ -26,7 +26,7 @@ const OPAQUE: &[u8] = b"trusted.overlay.opaque";
 const OVERLAY: &[u8] = b"trusted.overlay.";
 
 /// Answer to `GET /v1/sandboxes/ID/changes`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Changes {
     /// BLAKE3 over every changed entry: path, kind, mode, owner, attributes, links, contents; no times.
     pub digest: String,

@@ -61,7 +61,7 @@ impl IntoResponses for Failures {
             ("404", "`not_found`"),
             (
                 "409",
-                "`conflict`: something is there already, or in another state",
+                "`conflict`: something is there already, or in another state; `unknown_outcome`",
             ),
             ("410", "`sandbox_gone`: make another"),
             (

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// One entry of a sandbox's trajectory.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Event {
     /// Its place in the order: 1, 2, 3, … without gaps.
     pub seq: u64,
@@ -16,7 +16,7 @@ pub struct Event {
 }
 
 /// What an entry tells.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum What {
     /// Something was asked for; written before anything is done about it.
@@ -37,7 +37,7 @@ pub enum What {
 }
 
 /// A request, as it can be sent again.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Asked {
     /// HTTP's method.
     pub method: String,
@@ -48,7 +48,7 @@ pub struct Asked {
 }
 
 /// What became of a request.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Finished {
     /// Number of the request.
     pub of: u64,
@@ -64,8 +64,9 @@ pub struct Finished {
 }
 
 /// Whether a request was done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = TrajectoryOutcome)]
 pub enum Outcome {
     /// It was carried out, or refused for good: the same request gets the same answer.
     Done,
@@ -76,7 +77,7 @@ pub enum Outcome {
 }
 
 /// A body of bytes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Upload {
     /// How many.
     pub bytes: u64,
@@ -87,7 +88,7 @@ pub struct Upload {
 }
 
 /// `GET /v1/sandboxes/ID/trajectory`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct TrajectoryReply {
     /// In order.
     pub events: Vec<Event>,
