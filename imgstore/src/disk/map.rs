@@ -55,6 +55,7 @@ impl Directory {
     }
 
     /// The first record that may end behind `lba`, and the first that surely does; `None` behind the last record.
+    #[inline]
     fn around(&self, lba: u64) -> Option<(usize, usize)> {
         let range = to_usize(lba >> self.shift);
         let mut firsts = self.firsts.get(range..)?.iter();
@@ -138,6 +139,7 @@ impl Map {
     }
 
     /// The first record that ends behind `lba`.
+    #[inline]
     fn first_after(&self, lba: u64) -> usize {
         let Some((from, to)) = self.directory.around(lba) else {
             return self.records.len();
@@ -147,6 +149,7 @@ impl Map {
     }
 
     /// The record that maps a sector.
+    #[inline]
     pub fn find(&self, lba: u64) -> Option<Record> {
         let record = self.records.get(self.first_after(lba))?;
         (record.lba() <= lba).then_some(*record)
