@@ -11,6 +11,7 @@ pub mod error;
 mod ids;
 pub mod keys;
 pub mod layers;
+mod metrics;
 pub mod network;
 pub mod sandboxes;
 mod secret;

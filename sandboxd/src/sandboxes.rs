@@ -123,6 +123,7 @@ impl Drop for InUse {
 /// See the head of this file.
 #[derive(Debug)]
 pub struct Service {
+    pub(crate) metrics: crate::metrics::Metrics,
     containers: Containers,
     layers: Layers,
     store: Store,
@@ -190,6 +191,7 @@ impl Service {
             .collect();
         let held = layers.adopt(&used)?;
         let service = Arc::new(Self {
+            metrics: crate::metrics::Metrics::default(),
             containers,
             layers,
             store,
@@ -346,6 +348,17 @@ impl Service {
     /// # Errors
     /// What is wrong with the request, or what failed; nothing is left then.
     pub(crate) async fn create(
+        self: &Arc<Self>,
+        project: &str,
+        request: CreateRequest,
+    ) -> Result<SandboxInfo, ApiError> {
+        let creating = self.metrics.creating();
+        let made = self.make_or_find(project, request).await;
+        creating.ended(&made);
+        made
+    }
+
+    async fn make_or_find(
         self: &Arc<Self>,
         project: &str,
         request: CreateRequest,
