@@ -6,6 +6,7 @@
 mod paths;
 mod stack;
 mod sys;
+mod ublk;
 mod writing;
 
 use std::path::PathBuf;
@@ -29,6 +30,9 @@ pub(crate) struct DiskArgs {
     /// A tenth of everything, for a quick look.
     #[arg(long)]
     small: bool,
+    /// Measure ublk beside FUSE and files, and nothing else; in the test VM where this kernel has none.
+    #[arg(long)]
+    ublk: bool,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -75,8 +79,12 @@ pub(crate) fn run(args: &DiskArgs) -> Result<()> {
         .tempdir_in(&args.tmp)
         .on("make a folder in", &args.tmp)?;
     let mut rows = Rows::default();
-    stack::measure(&mut rows, scratch.path(), scale)?;
-    writing::measure(&mut rows, scratch.path(), scale)?;
-    paths::measure(&mut rows, scratch.path(), scale)?;
+    if args.ublk {
+        ublk::measure(&mut rows, scratch.path(), scale)?;
+    } else {
+        stack::measure(&mut rows, scratch.path(), scale)?;
+        writing::measure(&mut rows, scratch.path(), scale)?;
+        paths::measure(&mut rows, scratch.path(), scale)?;
+    }
     rows.print(args.json)
 }

@@ -15,6 +15,7 @@ mod launcher;
 pub mod link;
 mod message;
 pub mod protocol;
+mod quiet;
 pub mod rootfs;
 mod seccomp;
 mod shell;

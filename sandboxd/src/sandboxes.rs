@@ -585,6 +585,7 @@ impl Service {
         sandbox: &Arc<Sandbox>,
     ) -> Result<PathBuf, ApiError> {
         sandbox.touched_ms.store(now_ms(), Ordering::Release);
+        self.containers.asked();
         let record = sandbox.record();
         let place = living(&record)?;
         if record.info.state == State::Paused {

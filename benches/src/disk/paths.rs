@@ -24,7 +24,7 @@ const LOCAL_BYTES: u64 = 512 << 20;
 /// Requests of io_uring at a time, and threads of `pread` beside it.
 const DEPTH: usize = 16;
 
-fn open_direct(path: &Path) -> Result<File> {
+pub(crate) fn open_direct(path: &Path) -> Result<File> {
     let direct = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).unwrap_or(0);
     OpenOptions::new()
         .read(true)
@@ -34,7 +34,7 @@ fn open_direct(path: &Path) -> Result<File> {
 }
 
 /// Reads at these places with `pread`, on so many threads.
-fn pread(file: &File, places: &[u64], threads: usize) -> Result<Spent> {
+pub(crate) fn pread(file: &File, places: &[u64], threads: usize) -> Result<Spent> {
     let ((), spent) = timed(|| {
         std::thread::scope(|scope| {
             let parts = places.chunks(places.len().div_ceil(threads));

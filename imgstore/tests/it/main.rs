@@ -22,6 +22,7 @@ mod copy;
 mod corruption;
 mod crash;
 mod damage;
+mod disk_bytewise;
 mod disk_folder;
 mod disk_folder_power;
 mod disk_recent;

@@ -44,6 +44,10 @@ fn deaths_in_the_vm() {
             ("plane", readers_of_a_killed_data_plane_wait_and_go_on),
             ("both", both_killed_and_started_again_serve_on),
             ("damaged", a_layer_that_cannot_be_opened_again_is_an_error),
+            (
+                "left",
+                a_data_plane_without_devices_takes_away_what_a_dead_one_left,
+            ),
         ],
     );
 }
@@ -191,4 +195,57 @@ fn a_layer_that_cannot_be_opened_again_is_an_error() {
     assert!(read_whole(&mnt.join("data")).unwrap() == data);
     daemon.client().umount(&mnt).unwrap();
     assert_eq!(nodes().len(), 0);
+}
+
+/// Both processes were killed, and the next one serves through FUSE: the devices of the dead one go, and no other. (What this
+/// kernel makes of FUSE's mounts afterwards is not looked at.)
+///
+/// Red without `devices::clear`, and when it does not look at the mark of a device.
+fn a_data_plane_without_devices_takes_away_what_a_dead_one_left() {
+    let (world, other) = (World::new(), World::new());
+    let mut daemons = Vec::new();
+    for world in [&world, &other] {
+        world.publish_data(1);
+        let args = ["--driver", "ublk"];
+        let daemon = Daemon::start(world.dir.path(), &[world.origin_url()], &args);
+        daemon.mount(&["base/t:1"], &world.folder("mnt"), false);
+        daemons.push(daemon);
+    }
+    assert_eq!(nodes().len(), 4);
+    let theirs = daemons.pop().unwrap();
+    let mut ours = daemons.pop().unwrap();
+    let numbers = ours.cache().join("run/ublk");
+    let their_numbers = theirs.cache().join("run/ublk");
+    let plane = ours.stats().data_plane_pid.unwrap();
+    ours.kill_control();
+    signal(plane, Signal::KILL);
+    until("the data plane is gone", || {
+        processes_of(&ours.cache()).is_empty()
+    });
+    for mount in mounts_below(world.dir.path()).into_iter().rev() {
+        rustix::mount::unmount(mount, rustix::mount::UnmountFlags::DETACH).unwrap();
+    }
+    // A number that speaks of a device that somebody else made.
+    for entry in fs::read_dir(&their_numbers).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), numbers.join(entry.file_name())).unwrap();
+    }
+    let fuse = Daemon::idle(
+        world.dir.path(),
+        &[world.origin_url()],
+        &["--driver", "fuse"],
+    );
+    let mut child = fuse.command().spawn().unwrap();
+    until("our device is gone", || nodes().len() == 2);
+    until("the numbers are gone", || {
+        fs::read_dir(&numbers).unwrap().count() == 0
+    });
+    child.kill().unwrap();
+    child.wait().unwrap();
+    for process in processes_of(&fuse.cache()) {
+        signal(process, Signal::KILL);
+    }
+    let data = read_whole(&other.folder("mnt").join("data")).unwrap();
+    assert!(!data.is_empty());
+    drop(theirs);
 }

@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use super::cgroup::{Cgroup, CgroupError, Hierarchies, Limits, Usage};
 use super::link::{self, LinkError};
 use super::message;
+use super::quiet::Quiet;
 use super::rootfs::{self, RootError};
 use super::spawner::{self, IDS, Made, Make};
 
@@ -153,6 +154,7 @@ struct Inner {
     closed: AtomicBool,
     makers: AtomicUsize,
     last_failure: Mutex<String>,
+    quiet: Quiet,
 }
 
 impl Containers {
@@ -182,6 +184,7 @@ impl Containers {
             closed: AtomicBool::new(false),
             makers: AtomicUsize::new(MAKERS),
             last_failure: Mutex::new(String::new()),
+            quiet: Quiet::new(),
         });
         for number in 0..MAKERS {
             let (inner, sender) = (Arc::clone(&inner), sender.clone());
@@ -199,6 +202,11 @@ impl Containers {
     /// Controllers that come from v1 groups.
     pub fn v1_controllers(&self) -> Vec<&'static str> {
         self.inner.hierarchies.v1_controllers()
+    }
+
+    /// Something is asked for now: making shells ahead can wait.
+    pub fn asked(&self) {
+        self.inner.quiet.asked();
     }
 
     /// Where a sandbox's agent listens.
@@ -239,7 +247,10 @@ impl Containers {
         let ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
         let left = until.saturating_duration_since(Instant::now());
         match ready.recv_timeout(left) {
-            Ok(shell) => Ok(shell),
+            Ok(shell) => {
+                self.inner.quiet.taken();
+                Ok(shell)
+            }
             Err(RecvTimeoutError::Disconnected) => Err(BackendError::Closed),
             Err(RecvTimeoutError::Timeout) => Err(BackendError::Busy {
                 waited: patience,
@@ -315,6 +326,7 @@ impl Containers {
     /// # Errors
     /// When a process cannot end: its slot stays taken, and the call may be made again.
     pub fn kill(&self, place: &Place) -> Result<(), BackendError> {
+        self.asked();
         let pidfd = self.find(place).ok();
         self.inner.end(place, pidfd.as_ref())
     }
@@ -322,6 +334,7 @@ impl Containers {
     /// Ends the shells that nobody used. Sandboxes go on.
     pub fn close(&self) {
         self.inner.closed.store(true, Ordering::Release);
+        self.inner.quiet.close();
         let ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
         // Until the last maker has gone: each may hold one more.
         while let Ok(shell) = ready.recv() {
@@ -389,12 +402,14 @@ impl Inner {
 
     fn make_shells(&self, ready: &SyncSender<Shell>) {
         while !self.closed.load(Ordering::Acquire) {
+            self.quiet.wait();
             match self.make_shell() {
                 Ok(shell) => {
                     self.last_failure
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)
                         .clear();
+                    self.quiet.made();
                     if let Err(unsent) = ready.send(shell) {
                         self.discard(&unsent.0.place, Some(&unsent.0.pidfd));
                         break;

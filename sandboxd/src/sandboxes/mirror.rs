@@ -29,6 +29,8 @@ const ENTRIES_MAX: usize = 1 << 20;
 const TICK_MS: i64 = 20;
 /// Bytes of one call that copies.
 const COPY_BYTES: usize = 64 << 20;
+/// Bytes copied through memory at a time.
+const PIECE_BYTES: usize = 256 << 10;
 /// Most bytes of an attribute's value, and of all names of a file (the kernel's bound).
 const XATTR_BYTES_MAX: usize = 64 << 10;
 
@@ -373,13 +375,19 @@ fn copy_data(from: &OwnedFd, to: &OwnedFd, size: i64) -> io::Result<()> {
             start => start?,
         };
         let end = rustix::fs::seek(from, SeekFrom::Hole(start))?;
-        let (mut source, mut target) = (start, start);
+        let mut source = start;
         while source < end {
             let len = usize::try_from(end - source)
                 .unwrap_or(COPY_BYTES)
                 .min(COPY_BYTES);
-            let copied =
-                rustix::fs::copy_file_range(from, Some(&mut source), to, Some(&mut target), len)?;
+            let mut target = source;
+            let piece =
+                rustix::fs::copy_file_range(from, Some(&mut source), to, Some(&mut target), len);
+            let copied = match piece {
+                // Another file system: what a sandbox writes has one of its own if it has a disk limit.
+                Err(Errno::XDEV) => copy_piece(from, to, &mut source, len)?,
+                copied => copied?,
+            };
             if copied == 0 {
                 // It has become shorter.
                 return Ok(());
@@ -387,6 +395,19 @@ fn copy_data(from: &OwnedFd, to: &OwnedFd, size: i64) -> io::Result<()> {
         }
         at = end;
     }
+}
+
+/// Copies some bytes from `at` on, through memory; how many.
+fn copy_piece(from: &OwnedFd, to: &OwnedFd, at: &mut u64, len: usize) -> io::Result<usize> {
+    let mut buffer = vec![0; len.min(PIECE_BYTES)];
+    let read = rustix::io::pread(from, &mut *buffer, *at)?;
+    let mut rest = buffer.get(..read).unwrap_or_default();
+    while !rest.is_empty() {
+        let written = rustix::io::pwrite(to, rest, *at)?;
+        *at += written as u64;
+        rest = rest.get(written..).unwrap_or_default();
+    }
+    Ok(read)
 }
 
 fn owner(stat: &Stat) -> (Uid, Gid) {

@@ -430,8 +430,10 @@ fn a_chain_grows_branches_and_shrinks_while_in_use() {
     std::fs::write(world.path("model"), &model).unwrap();
     // Children of the third snapshot share three layers and differ above.
     let from: Vec<&str> = layers[..3].iter().flat_map(|l| ["--from", l]).collect();
-    for name in ["child-a", "child-b"] {
-        let child = Disk::create(&world, name, &from);
+    // One that lies in a disk's folder brings what lies below it. Red when it is taken alone: it has only what was written last.
+    let third = ["--from", &layers[2]];
+    for (name, from) in [("child-a", &from[..]), ("child-b", &third)] {
+        let child = Disk::create(&world, name, from);
         child.attach_nbd();
         let mut writer = NbdClient::connect(&child.socket());
         writer.write(4096, name.as_bytes()).unwrap();

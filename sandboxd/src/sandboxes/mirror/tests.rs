@@ -1,3 +1,5 @@
+//! The copy against its source: every kind of file, changes between the steps, stores through mappings, links in the way.
+
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::process::Command;
@@ -6,7 +8,7 @@ use super::*;
 
 /// Everything of a tree that a copy must have, as `find` and `getfattr` see it.
 fn shown(folder: &Path) -> String {
-    let line = "cd \"$1\" && find . -printf '%P|%y|%m|%U:%G|%l|%T@|%s\\n' | sort
+    let line = "cd \"$1\" && find . -printf '%P|%y|%m|%U:%G|%l|%T@\\n' | sort; find . ! -type d -printf '%P %s\\n' | sort
         find . -type f -links +1 -printf '%P\\n' | sort | while read f; do find . -samefile \"$f\" | sort | tr '\\n' ' '; echo; done
         find . -type c -exec stat -c '%n %t:%T' {} + | sort
         find . -type f -exec sha256sum {} + | sort -k 2
@@ -95,6 +97,18 @@ fn the_second_step_copies_what_changed_and_takes_away_what_is_gone() {
     assert_eq!(shown(&to), shown(&from));
     assert_eq!(fs::read_to_string(outside.join("two")).unwrap(), "precious");
     assert!(outside.join("c").is_dir());
+}
+
+/// Mutation: no `copy_piece`.
+#[test]
+fn another_file_system_is_no_obstacle() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let Two { from, _folder, .. } = two("seq 100000 > many; truncate -s 3M holes; echo x >> holes");
+    let to = folder.path().join("to");
+    let other = rustix::fs::stat(folder.path()).unwrap().st_dev;
+    assert_ne!(other, rustix::fs::stat(&from).unwrap().st_dev);
+    Mirror::new(&from, &to).unwrap().step(true).unwrap();
+    assert_eq!(shown(&to), shown(&from));
 }
 
 /// Mutation: `settled` is always true.

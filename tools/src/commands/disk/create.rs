@@ -148,7 +148,10 @@ fn from_one(args: &CreateArgs, folder: &Path, file: &Path) -> Result<(), Failure
         return from_published(args, folder, &reference);
     }
     match kind_of(file)? {
-        Kind::Layer => from_layers(args, folder, &[file.to_owned()]),
+        Kind::Layer => match of_disk(file)? {
+            Some(layers) => from_lowers(args, folder, layers),
+            None => from_layers(args, folder, &[file.to_owned()]),
+        },
         Kind::Raw if args.in_place => {
             let raw = Lower::Raw(std::path::absolute(file)?);
             Ok(DiskFolder::create(folder, vec![raw], args.size)?)
@@ -171,6 +174,50 @@ fn from_one(args: &CreateArgs, folder: &Path, file: &Path) -> Result<(), Failure
     }
 }
 
+/// The layers of the disk that a file lies in the folder of, up to that file; `None` where it is no disk's layer. A layer of a disk holds
+/// what was written since the one below: alone it would show something that nobody ever wrote.
+fn of_disk(file: &Path) -> Result<Option<Vec<Lower>>, Failure> {
+    let file = std::fs::canonicalize(file)?;
+    let Some(of) = file.parent() else {
+        return Ok(None);
+    };
+    if !state::is_disk(of)? {
+        return Ok(None);
+    }
+    let layers = read_state(of)?.layers;
+    let is_it = |lower: &Lower| matches!(lower, Lower::Lsmt(path) if of.join(path) == file);
+    let Some(at) = layers.iter().position(is_it) else {
+        return Ok(None);
+    };
+    let below = layers.into_iter().take(at + 1).map(|lower| match lower {
+        Lower::Lsmt(path) => Lower::Lsmt(of.join(path)),
+        Lower::Raw(path) => Lower::Raw(of.join(path)),
+        Lower::Published { .. } | Lower::Pair(_) => lower,
+    });
+    Ok(Some(below.collect()))
+}
+
+/// Layers of which some may be published: those are mounted while they are looked at.
+fn from_lowers(args: &CreateArgs, folder: &Path, lowers: Vec<Lower>) -> Result<(), Failure> {
+    if state::is_disk(folder)? {
+        return Err(format!("`{}` is a disk already", folder.display()).into());
+    }
+    let published: Vec<_> = lowers
+        .iter()
+        .filter_map(|lower| match lower {
+            Lower::Published { layer, form } => Some((*layer, *form)),
+            Lower::Lsmt(_) | Lower::Raw(_) | Lower::Pair(_) => None,
+        })
+        .collect();
+    let client = Client::new(&args.socket.socket);
+    let mounted = published
+        .iter()
+        .try_for_each(|layer| lowers::mount(folder, &client, *layer));
+    let made = mounted.and_then(|()| Ok(DiskFolder::create(folder, lowers, args.size)?));
+    lowers::unmount(folder, &client, &published);
+    made
+}
+
 /// A disk over a published layer and what that lies on; layerd mounts all of it.
 fn from_published(args: &CreateArgs, folder: &Path, reference: &LayerRef) -> Result<(), Failure> {
     if state::is_disk(folder)? {
@@ -178,19 +225,8 @@ fn from_published(args: &CreateArgs, folder: &Path, reference: &LayerRef) -> Res
     }
     let client = Client::new(&args.socket.socket);
     let layers = lowers::of_published(folder, &client, reference)?;
-    let mounted = layers
-        .iter()
-        .try_for_each(|layer| lowers::mount(folder, &client, *layer));
-    let of = |(layer, form): &(_, _)| Lower::Published {
-        layer: *layer,
-        form: *form,
-    };
-    let made = mounted.and_then(|()| {
-        let lowers = layers.iter().map(of).collect();
-        Ok(DiskFolder::create(folder, lowers, args.size)?)
-    });
-    lowers::unmount(folder, &client, &layers);
-    made
+    let of = |(layer, form): (_, _)| Lower::Published { layer, form };
+    from_lowers(args, folder, layers.into_iter().map(of).collect())
 }
 
 fn from_layers(args: &CreateArgs, folder: &Path, files: &[PathBuf]) -> Result<(), Failure> {
