@@ -12,6 +12,7 @@ pub mod faults;
 mod ids;
 pub mod keys;
 pub mod layers;
+mod metrics;
 pub mod network;
 pub mod sandboxes;
 mod secret;

@@ -125,6 +125,7 @@ impl Drop for InUse {
 /// See the head of this file.
 #[derive(Debug)]
 pub struct Service {
+    pub(crate) metrics: crate::metrics::Metrics,
     containers: Containers,
     layers: Layers,
     store: Store,
@@ -193,6 +194,7 @@ impl Service {
             .collect();
         let held = layers.adopt(&used)?;
         let service = Arc::new(Self {
+            metrics: crate::metrics::Metrics::default(),
             containers,
             layers,
             store,
@@ -375,6 +377,17 @@ impl Service {
     /// # Errors
     /// What is wrong with the request, or what failed; nothing is left then.
     pub(crate) async fn create(
+        self: &Arc<Self>,
+        project: &str,
+        request: CreateRequest,
+    ) -> Result<SandboxInfo, ApiError> {
+        let creating = self.metrics.creating();
+        let made = self.make_or_find(project, request).await;
+        creating.ended(&made);
+        made
+    }
+
+    async fn make_or_find(
         self: &Arc<Self>,
         project: &str,
         request: CreateRequest,

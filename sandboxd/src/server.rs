@@ -10,7 +10,6 @@ mod trajectory;
 
 pub(crate) use ended::take_over;
 
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -392,14 +391,7 @@ async fn pack_diff(
 }
 
 /// Prometheus text. Open to whoever can connect: it holds counts only.
-async fn metrics(State(app): State<App>) -> String {
-    let (running, paused) = app.service.counts();
-    let mut page = String::new();
-    let head = "# HELP dsec_sandboxes Sandboxes by state.\n# TYPE dsec_sandboxes gauge";
-    writeln!(page, "{head}").expect("a string takes everything");
-    for (state, count) in [("running", running), ("paused", paused)] {
-        writeln!(page, "dsec_sandboxes{{state=\"{state}\"}} {count}")
-            .expect("a string takes everything");
-    }
-    page
+async fn metrics(State(app): State<App>) -> ([(&'static str, &'static str); 1], String) {
+    let page = app.service.metrics.page(app.service.counts());
+    ([("content-type", "text/plain; version=0.0.4")], page)
 }

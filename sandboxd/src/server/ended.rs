@@ -151,6 +151,10 @@ async fn finish(service: &Arc<Service>, ticket: &Ticket, result: (Outcome, u16, 
 
 /// Writes an exec's end down. If the agent did not say what it is, it can be asked again.
 pub(super) async fn write_down(service: &Arc<Service>, ticket: &Ticket, reply: &ExecReply) {
+    // Each exec comes by here once, however many clients follow it.
+    if let Some(exit) = &reply.exit {
+        service.metrics.exec_ended(exit);
+    }
     let outcome = reply.exit.as_ref().map(|exit: &Exit| exit.outcome);
     if outcome.is_none() || outcome == Some(ExecOutcome::InfraFailed) {
         service.trajectory().leave_open(ticket);

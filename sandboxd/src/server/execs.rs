@@ -124,6 +124,7 @@ pub(super) async fn launch(
     spec: ExecSpec,
     (stream, resumed): (bool, bool),
 ) -> Result<(Link, Answer), ApiError> {
+    let began = std::time::Instant::now();
     let socket = service.use_it(sandbox).await?;
     let failed = |e| gone(service, sandbox, e);
     let mut link = Link::connect(&socket).await.map_err(failed)?;
@@ -133,6 +134,7 @@ pub(super) async fn launch(
         resumed,
     };
     let answer = link.request(&request).await.map_err(failed)?;
+    service.metrics.exec_started(began.elapsed());
     Ok((link, answer))
 }
 

@@ -23,6 +23,25 @@ fn run_makes_a_sandbox_for_one_command_and_takes_it_away() {
     assert_eq!(daemon.ok(&["sandbox", "ls"]), "");
     let wrong = daemon.dsec(&["run", "--base", "base/none:1", "--", "true"]);
     assert_eq!(wrong.status.code(), Some(1));
+    let socket = daemon.url().replacen("unix:", "", 1);
+    let page = || {
+        let page = Command::new("curl")
+            .args(["-sf", "--unix-socket", &socket, "http://sandboxd/metrics"])
+            .output()
+            .unwrap();
+        String::from_utf8(page.stdout).unwrap()
+    };
+    let page = page();
+    for line in [
+        "dsec_sandboxd_creates_total{result=\"ok\"} 2",
+        "dsec_sandboxd_creates_total{result=\"not_found\"} 1",
+        "dsec_sandboxd_create_seconds_count 2",
+        "dsec_sandboxd_creating 0",
+        "dsec_sandboxd_exec_start_seconds_count 2",
+        "dsec_sandboxd_sandboxes{state=\"running\"} 0",
+    ] {
+        assert!(page.lines().any(|l| l == line), "{line} in {page}");
+    }
 }
 
 #[test]
