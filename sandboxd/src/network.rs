@@ -2,9 +2,9 @@
 //!
 //! A sandbox's network namespace has the loopback interface and nothing else; no packet leaves it. If it has rules, every address is
 //! made local there, and a filter hands what goes elsewhere than its own loopback to two sockets of the daemon that live in that
-//! namespace ([`inside`]). The daemon looks at each flow's destination and makes a connection of its own from the host
-//! ([`relay`]) if a rule allows it ([`policy`]). So nothing of the host's network is set up or changed, and without the daemon there is
-//! no way out. Names are looked up by the daemon alone ([`dns`]); addresses that a name had are the name's.
+//! namespace (`inside`). The daemon looks at each flow's destination and makes a connection of its own from the host
+//! (`relay`) if a rule allows it (`policy`). So nothing of the host's network is set up or changed, and without the daemon there is
+//! no way out. Names are looked up by the daemon alone (`dns`); addresses that a name had are the name's.
 //!
 //! Namespaces come with their shells, made ahead and used once: nothing is carried over.
 
