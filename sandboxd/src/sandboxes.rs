@@ -6,6 +6,7 @@
 mod changes;
 mod derive;
 mod mirror;
+mod place;
 mod plan;
 mod queue;
 
@@ -28,6 +29,7 @@ use crate::network::Networks;
 use crate::store::{ENDED_MAX, Record, Store};
 use crate::trajectory::Trajectory;
 use crate::trajectory::event::Asked;
+use place::living;
 
 /// How long a create waits for its turn.
 const CREATE_PATIENCE: Duration = Duration::from_secs(60);
@@ -687,16 +689,5 @@ impl Service {
     pub fn close(&self) {
         self.containers.close();
         self.layers.tidy(true);
-    }
-}
-
-fn living(record: &Record) -> Result<Place, ApiError> {
-    match &record.place {
-        Some(place) if record.info.state != State::Gone => Ok(place.clone()),
-        _ => {
-            let reason = record.info.reason.as_deref().unwrap_or("it is being made");
-            let message = format!("sandbox `{}` is gone: {reason}", record.info.id);
-            Err(ApiError::new(ErrorKind::SandboxGone, message))
-        }
     }
 }
