@@ -6,9 +6,11 @@
 mod changes;
 mod derive;
 mod mirror;
+mod pack;
 mod place;
 mod plan;
 mod queue;
+mod steps;
 
 pub use changes::Changes;
 
@@ -103,6 +105,11 @@ impl Sandbox {
 
     pub(crate) fn info(&self) -> SandboxInfo {
         self.lock().info.clone()
+    }
+
+    fn held(&self) -> Option<Arc<Held>> {
+        let held = self.held.lock();
+        held.unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -561,6 +568,7 @@ impl Service {
         record.info.state = State::Gone;
         record.info.reason = Some(reason.to_owned());
         record.frozen.clear();
+        record.steps.retain(|kept| kept.folder.is_none());
         self.store.put(&record).map_err(on_disk)?;
         self.trajectory.ended(&record.info.id, reason)?;
         tracing::info!(id = record.info.id, reason, "ended");

@@ -6,6 +6,7 @@ mod execs;
 mod files;
 mod openapi;
 mod recorded;
+mod steps;
 mod trajectory;
 
 pub(crate) use ended::take_over;
@@ -178,6 +179,8 @@ fn native(app: &App) -> OpenApiRouter<App> {
         .routes(routes!(usage))
         .routes(routes!(fork))
         .routes(routes!(pack_diff))
+        .routes(routes!(steps::list, steps::snapshot))
+        .routes(routes!(steps::forget))
         .routes(routes!(execs::start, execs::list))
         .routes(routes!(execs::wait))
         .routes(routes!(execs::attach))

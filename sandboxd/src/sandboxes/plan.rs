@@ -80,5 +80,6 @@ pub(super) fn plan(
         hold: None,
         network,
         frozen: Vec::new(),
+        steps: Vec::new(),
     })
 }
