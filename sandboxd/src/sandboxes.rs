@@ -80,6 +80,8 @@ pub(crate) struct Sandbox {
     touched_ms: AtomicU64,
     /// Requests that are being answered: a long one is use as well.
     in_use: AtomicUsize,
+    /// Why it is being ended, from before it is.
+    ending: std::sync::OnceLock<String>,
     /// Orders what changes its state.
     changing: tokio::sync::Mutex<()>,
 }
@@ -91,6 +93,7 @@ impl Sandbox {
             held: Mutex::new(held),
             touched_ms: AtomicU64::new(now_ms()),
             in_use: AtomicUsize::new(0),
+            ending: std::sync::OnceLock::new(),
             changing: tokio::sync::Mutex::default(),
         }
     }
@@ -105,11 +108,6 @@ impl Sandbox {
 
     pub(crate) fn info(&self) -> SandboxInfo {
         self.lock().info.clone()
-    }
-
-    fn held(&self) -> Option<Arc<Held>> {
-        let held = self.held.lock();
-        held.unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -560,6 +558,7 @@ impl Service {
         if record.info.state == State::Gone {
             return Ok(());
         }
+        let reason = sandbox.ending.get_or_init(|| reason.to_owned());
         self.networks.close(&record.info.id);
         if let Some(place) = &record.place {
             self.containers.kill(place)?;
@@ -667,18 +666,6 @@ impl Service {
     /// `SandboxGone`.
     pub(crate) fn usage(&self, sandbox: &Sandbox) -> Result<Usage, ApiError> {
         Ok(self.containers.usage(&living(&sandbox.record())?)?)
-    }
-
-    /// Whether a sandbox lives, and if not, why: for those whose connection to it broke.
-    pub(crate) fn reason(&self, sandbox: &Sandbox) -> Option<String> {
-        let record = sandbox.record();
-        match &record.place {
-            Some(place) if record.info.state != State::Gone => {
-                let gone = self.containers.find(place).is_err();
-                gone.then(|| "its first process ended".to_owned())
-            }
-            _ => Some(record.info.reason.unwrap_or_default()),
-        }
     }
 
     /// Living sandboxes, for the metrics: running and paused.

@@ -64,6 +64,13 @@ impl Drop for Copy<'_> {
     }
 }
 
+impl Sandbox {
+    fn held(&self) -> Option<Arc<Held>> {
+        let held = self.held.lock();
+        held.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
 /// What children stand on.
 struct Ground<'a> {
     refs: Vec<String>,

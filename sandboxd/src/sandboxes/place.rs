@@ -1,5 +1,6 @@
 //! Where a sandbox is, if it lives.
 
+use super::{Sandbox, Service};
 use crate::api::State;
 use crate::container::backend::Place;
 use crate::error::{ApiError, ErrorKind};
@@ -13,6 +14,23 @@ pub(super) fn living(record: &Record) -> Result<Place, ApiError> {
             let reason = record.info.reason.as_deref().unwrap_or("it is being made");
             let message = format!("sandbox `{}` is gone: {reason}", record.info.id);
             Err(ApiError::new(ErrorKind::SandboxGone, message))
+        }
+    }
+}
+
+impl Service {
+    /// Whether a sandbox lives, and if not, why: for those whose connection to it broke.
+    pub(crate) fn reason(&self, sandbox: &Sandbox) -> Option<String> {
+        if let Some(reason) = sandbox.ending.get() {
+            return Some(reason.clone());
+        }
+        let record = sandbox.record();
+        match &record.place {
+            Some(place) if record.info.state != State::Gone => {
+                let gone = self.containers.find(place).is_err();
+                gone.then(|| "its first process ended".to_owned())
+            }
+            _ => Some(record.info.reason.unwrap_or_default()),
         }
     }
 }

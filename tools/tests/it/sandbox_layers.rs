@@ -210,7 +210,6 @@ fn what_was_deleted_or_left_out_leaves_no_trace_in_a_layer() {
         [0, 1, 2, 3, 4].map(found),
         [true, false, false, false, true]
     );
-    fs::remove_dir_all(world.path("origin/segments")).unwrap_or_default();
     // A child that deletes what its parent had, on an origin that has none of it.
     let other = World::new();
     let daemon = Sandboxd::start(&other);
@@ -271,6 +270,8 @@ fn children_of_earlier_steps_have_the_files_of_then() {
     assert_ne!(packed, digest);
     // What a child stands on outlives the step and its sandbox.
     daemon.ok(&["sandbox", "steps", &id, "--forget", "first"]);
+    daemon.ok(&["sandbox", "steps", &id, "--forget", "workspace/w:2"]);
+    assert_eq!(daemon.ok(&["sandbox", "steps", &id]), "");
     daemon.ok(&["sandbox", "kill", &id]);
     assert_eq!(read(&daemon, &of_first), "later");
     let none = daemon.dsec(&["sandbox", "fork", &of_first, "--from", "none"]);

@@ -48,6 +48,8 @@ pub(super) async fn list(client: &Client, id: &str, json: bool) -> Result<(), Fa
 
 /// Forgets a step.
 pub(super) async fn forget(client: &Client, id: &str, name: &str) -> Result<(), Failure> {
-    let path = path_of(id, &format!("/steps/{}", quoted(name)));
+    // A layer's name has a slash; here it is one part of a path.
+    let name = quoted(name).replace('/', "%2F");
+    let path = path_of(id, &format!("/steps/{name}"));
     client.json(Method::DELETE, &path, None).await.map(drop)
 }
