@@ -9,7 +9,8 @@
 //! it, one of a trace from its beginning. An origin that keeps a thread far beyond that (a dead network file system) has it;
 //! another one is started in its place, up to a bound.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -90,9 +91,12 @@ pub struct Delivery {
     pub spent: Spent,
     /// Segments for which a reader came when they were on their way already.
     pub joined: Vec<usize>,
+    /// Which fetch it is, for [`FetchQueue::settle`].
+    pub run: u64,
 }
 
-/// Takes deliveries, on the thread that fetched. It may block: that thread does nothing else.
+/// Takes deliveries, on the thread that fetched. It may block: that thread does nothing else. What it does not
+/// [settle](FetchQueue::settle) and somebody asks for meanwhile is fetched again when it returns.
 pub type Sink = Arc<dyn Fn(Delivery) + Send + Sync>;
 
 #[derive(Debug)]
@@ -128,6 +132,8 @@ struct State {
     wanted: HashSet<Digest>,
     /// Of those, the ones that somebody asked for again, for a reader.
     joined: HashSet<Digest>,
+    /// Segments that have come and that the sink has not settled: by which fetch, and whether somebody has asked since.
+    arrived: HashMap<Digest, (u64, bool)>,
     /// The deadlines of what is being fetched.
     running: BTreeMap<u64, Instant>,
     next_run: u64,
@@ -213,52 +219,6 @@ impl Shared {
             state.idle -= 1;
         }
     }
-
-    fn run(&self) {
-        loop {
-            let job = self.next();
-            let first = usize::from(job.priority == Priority::Again);
-            let object = names::pack(&job.plan.pack);
-            tracing::trace!(priority = ?job.priority, first = job.plan.parts.first().map(|p| p.index), segments = job.plan.parts.len(), bytes = job.plan.range.len, "fetching");
-            let start = Instant::now();
-            let from = match job.priority {
-                Priority::Trace => start,
-                _ => job.asked,
-            };
-            let deadline = from + self.patience;
-            let run = self.lock().begin(deadline);
-            let (outcome, spent) =
-                self.origins
-                    .fetch(&object, job.pack_size(), job.plan.range, first, deadline);
-            let took = start.elapsed();
-            if outcome.is_ok() && spent.requests == 1 {
-                self.pace.record(job.plan.range.len, took);
-            }
-            // Forgotten before it is delivered: whoever gets the segment and loses it again may ask at once.
-            let mut state = self.lock();
-            state.running.remove(&run);
-            let joined = state.finish(&job);
-            if job.priority == Priority::Trace && outcome.is_ok() {
-                let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
-                state.set_pace(job.plan.range.len.saturating_mul(1000) / us);
-            }
-            let more = !state.traced.is_empty();
-            drop(state);
-            if more {
-                // The end of this one may be what a trace's next range waited for.
-                self.work.notify_all();
-            }
-            (self.sink)(Delivery {
-                layer: job.layer,
-                plan: job.plan,
-                priority: job.priority,
-                outcome: outcome.map_err(FetchError::from),
-                spent,
-                joined,
-            });
-            self.lock().busy -= 1;
-        }
-    }
 }
 
 impl FetchQueue {
@@ -321,6 +281,17 @@ impl FetchQueue {
         }
         drop(state);
         self.shared.work.notify_all();
+    }
+
+    /// Whether a segment has come and is not settled yet.
+    pub fn has_arrived(&self, digest: &Digest) -> bool {
+        self.shared.lock().arrived.contains_key(digest)
+    }
+
+    /// The sink has put a segment of its delivery `run` where readers find it: from now on asking means fetching. Whether somebody
+    /// asked since it came, and must be given it.
+    pub fn settle(&self, digest: &Digest, run: u64) -> bool {
+        self.shared.lock().settle(digest, run)
     }
 
     /// What is known of the link before anything came through the queue: the first ranges of traces are as long as that allows.
@@ -425,16 +396,70 @@ impl FetchQueue {
                 outcome: Err(FetchError::Busy),
                 spent: Spent::default(),
                 joined: Vec::new(),
+                run: u64::MAX,
             });
         }
     }
 
+    fn run(&self) -> ! {
+        loop {
+            let shared = &self.shared;
+            let job = shared.next();
+            let first = usize::from(job.priority == Priority::Again);
+            let object = names::pack(&job.plan.pack);
+            tracing::trace!(priority = ?job.priority, first = job.plan.parts.first().map(|p| p.index), segments = job.plan.parts.len(), bytes = job.plan.range.len, "fetching");
+            let start = Instant::now();
+            let from = match job.priority {
+                Priority::Trace => start,
+                _ => job.asked,
+            };
+            let deadline = from + shared.patience;
+            let run = shared.lock().begin(deadline);
+            let (outcome, spent) =
+                shared
+                    .origins
+                    .fetch(&object, job.pack_size(), job.plan.range, first, deadline);
+            let took = start.elapsed();
+            if outcome.is_ok() && spent.requests == 1 {
+                shared.pace.record(job.plan.range.len, took);
+            }
+            let mut state = shared.lock();
+            state.running.remove(&run);
+            let joined = state.finish(&job);
+            if outcome.is_ok() {
+                state.arrive(&job, run);
+            }
+            if job.priority == Priority::Trace && outcome.is_ok() {
+                let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
+                state.set_pace(job.plan.range.len.saturating_mul(1000) / us);
+            }
+            let more = !state.traced.is_empty();
+            drop(state);
+            if more {
+                // The end of this one may be what a trace's next range waited for.
+                shared.work.notify_all();
+            }
+            (shared.sink)(Delivery {
+                layer: Arc::clone(&job.layer),
+                plan: job.plan.clone(),
+                priority: job.priority,
+                outcome: outcome.map_err(FetchError::from),
+                spent,
+                joined,
+                run,
+            });
+            let unsettled = shared.lock().leave(&job, run);
+            self.push(&job.layer, &unsettled, Priority::Demand);
+            shared.lock().busy -= 1;
+        }
+    }
+
     fn start_thread(&self) {
-        let shared = Arc::clone(&self.shared);
+        let queue = self.clone();
         let spawned = std::thread::Builder::new()
             .name("fetch".to_owned())
             .stack_size(STACK_BYTES)
-            .spawn(move || shared.run());
+            .spawn(move || queue.run());
         if let Err(error) = spawned {
             tracing::error!(%error, "cannot start a fetch thread");
             self.shared.lock().threads -= 1;
@@ -463,6 +488,13 @@ impl State {
 
     /// Whether the segment must be queued now: it was not wanted yet. Moves a waiting one forward for a reader otherwise.
     fn want(&mut self, digest: &Digest, priority: Priority, pace: &Pace) -> bool {
+        if priority == Priority::Again {
+            // What has come is what was damaged.
+            self.arrived.remove(digest);
+        } else if let Some((_, asked)) = self.arrived.get_mut(digest) {
+            *asked |= priority != Priority::Trace;
+            return false;
+        }
         if self.wanted.insert(*digest) {
             return true;
         }
@@ -594,6 +626,27 @@ impl State {
         self.ahead.begin(&job.layer.digest, len);
         self.ahead.pass(&job.layer.digest, last);
         Some(job)
+    }
+
+    /// The bytes of a job are here, and its sink will settle them.
+    fn arrive(&mut self, job: &Job, run: u64) {
+        self.arrived
+            .extend(job.digests().map(|d| (d, (run, false))));
+    }
+
+    fn settle(&mut self, digest: &Digest, run: u64) -> bool {
+        match self.arrived.entry(*digest) {
+            Entry::Occupied(entry) if entry.get().0 == run => entry.remove().1,
+            _ => false,
+        }
+    }
+
+    /// The sink is through with a job; what it left out although somebody asked for it.
+    fn leave(&mut self, job: &Job, run: u64) -> Vec<usize> {
+        let parts = job.plan.parts.iter().zip(job.digests());
+        let unsettled =
+            parts.filter_map(|(part, digest)| self.settle(&digest, run).then_some(part.index));
+        unsettled.collect()
     }
 
     /// A job has ended; the segments for which a reader came meanwhile.
