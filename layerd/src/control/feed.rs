@@ -244,7 +244,7 @@ impl Feed {
         let again = priority == Priority::Again;
         if let Some(layer) = self.target.layers.get(&digest).filter(|_| !again) {
             let indexes = match *indexes {
-                [index] if priority == Priority::Demand && !self.queue.follows(&digest) => {
+                [index] if priority == Priority::Demand && !self.queue.follows(&digest, index) => {
                     with_partner(&layer, index, |partner, bytes| {
                         self.queue.worth(bytes) && !self.has(partner)
                     })
