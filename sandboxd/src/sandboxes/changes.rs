@@ -55,12 +55,13 @@ impl Service {
                 return Err(ApiError::new(ErrorKind::Conflict, message));
             }
             let paused = record.info.state == State::Paused;
+            let backend = service.backends.of(&place)?;
             if !paused {
-                service.containers.freeze(&place)?;
+                backend.freeze(&place)?;
             }
             let looked = digest(&service.store.rw(&record.info.id).join("upper"));
             if !paused {
-                service.containers.resume(&place)?;
+                backend.resume(&place)?;
             }
             looked.map_err(on_disk)
         })

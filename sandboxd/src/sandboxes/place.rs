@@ -1,7 +1,7 @@
 //! Where a sandbox is, if it lives.
 
 use crate::api::State;
-use crate::container::backend::Place;
+use crate::backend::Place;
 use crate::error::{ApiError, ErrorKind};
 use crate::store::Record;
 
