@@ -46,9 +46,51 @@ pub(crate) struct SandboxArgs {
     /// A tenth of everything, for a quick look.
     #[arg(long)]
     small: bool,
+    /// What to measure.
+    #[arg(long, value_delimiter = ',', default_values_t = Part::ALL)]
+    parts: Vec<Part>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
+}
+
+/// Something that can be measured alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    Create,
+    Rivals,
+    Rate,
+    Exec,
+    Idle,
+    Fork,
+    Pack,
+}
+
+impl Part {
+    const ALL: [Self; 7] = [
+        Self::Create,
+        Self::Rivals,
+        Self::Rate,
+        Self::Exec,
+        Self::Idle,
+        Self::Fork,
+        Self::Pack,
+    ];
+}
+
+impl std::fmt::Display for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = match self {
+            Self::Create => "create",
+            Self::Rivals => "rivals",
+            Self::Rate => "rate",
+            Self::Exec => "exec",
+            Self::Idle => "idle",
+            Self::Fork => "fork",
+            Self::Pack => "pack",
+        };
+        f.write_str(name)
+    }
 }
 
 /// Whether one start follows the other at once.
@@ -89,26 +131,34 @@ pub(crate) fn run(args: &SandboxArgs) -> Result<()> {
     let daemon = Sandboxd::start(&binaries, &folder.join("origin"), folder)?;
     let mut client = daemon.client()?;
     let mut rows = Rows::default();
-    create(&mut rows, &mut client, 300 / scale)?;
-    rivals::bundle(&folder.join("bundle"), &tree)?;
+    for part in &args.parts {
+        let (rows, client) = (&mut rows, &mut client);
+        match part {
+            Part::Create => create(rows, client, 300 / scale)?,
+            Part::Rivals => beside(rows, folder, &tree, 100 / scale)?,
+            Part::Rate => rate(rows, &daemon, 1200 / scale)?,
+            Part::Exec => exec(rows, client, 3000 / scale)?,
+            Part::Idle => idle(rows, &daemon, 500 / scale)?,
+            Part::Fork => fork(rows, client, 100 / scale)?,
+            Part::Pack => pack(rows, client, folder)?,
+        }
+    }
+    rows.print(args.json)
+}
+
+/// The same tree, run by others.
+fn beside(rows: &mut Rows, folder: &Path, tree: &Path, count: usize) -> Result<()> {
+    rivals::bundle(&folder.join("bundle"), tree)?;
     for pace in Pace::ALL {
         for rival in &rivals::ALL {
-            let times = rival.times(&folder.join("bundle"), 100 / scale, pace)?;
+            let times = rival.times(&folder.join("bundle"), count, pace)?;
             if let Some(times) = times {
-                spread(
-                    &mut rows,
-                    &format!("{}, {}", rival.name, pace.name()),
-                    times,
-                );
+                let what = format!("{}, {}", rival.name, pace.name());
+                spread(rows, &what, times);
             }
         }
     }
-    rate(&mut rows, &daemon, 1200 / scale)?;
-    exec(&mut rows, &mut client, 3000 / scale)?;
-    idle(&mut rows, &daemon, 500 / scale)?;
-    fork(&mut rows, &mut client, 100 / scale)?;
-    pack(&mut rows, &mut client, folder)?;
-    rows.print(args.json)
+    Ok(())
 }
 
 /// A small root: one static program under several names.

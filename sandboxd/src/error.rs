@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::container::backend::BackendError;
+use crate::backend::BackendError;
 use crate::container::link::LinkError;
 use crate::container::protocol::Failure;
 use crate::disk::DiskError;
@@ -76,12 +76,14 @@ impl ApiError {
 impl From<BackendError> for ApiError {
     fn from(error: BackendError) -> Self {
         let kind = match &error {
-            BackendError::Busy { .. } | BackendError::Full | BackendError::Closed => {
+            BackendError::Unknown { .. } => ErrorKind::Invalid,
+            BackendError::Lacks { .. } => ErrorKind::Refused,
+            BackendError::Busy { .. } | BackendError::Full { .. } | BackendError::Closed { .. } => {
                 ErrorKind::Unavailable
             }
             BackendError::Gone { .. } => ErrorKind::SandboxGone,
             BackendError::Link(LinkError::Refused { .. }) => ErrorKind::Invalid,
-            _ => ErrorKind::InfraFailed,
+            BackendError::Link(_) | BackendError::Own(_) => ErrorKind::InfraFailed,
         };
         Self::new(kind, error.to_string())
     }

@@ -1,9 +1,11 @@
 //! `sandboxd`: sandboxes composed of layers, and what runs in them.
 //!
 //! [`server`] is the HTTP API, [`sandboxes`] what it asks for, [`layers`] what sandboxes stand on (asked of layerd), [`store`]
-//! what is on disk, [`trajectory`] what was asked and done, [`network`] what they may reach, [`container`] the first backend. See `docs/sandbox.md`.
+//! what is on disk, [`trajectory`] what was asked and done, [`network`] what they may reach, [`backend`] the seam to what sandboxes
+//! are made of, [`container`] its first kind. See `docs/sandbox.md`.
 
 pub mod api;
+pub mod backend;
 pub mod container;
 pub mod daemon;
 pub mod disk;

@@ -18,6 +18,7 @@ mod tls;
 use std::collections::HashMap;
 use std::io;
 use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -108,16 +109,16 @@ impl Networks {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the gate of sandbox `id`, whose first process is `pid`; one that is open is replaced. Blocks, within a runtime.
+    /// Opens the gate of sandbox `id`, whose packets appear in `namespace`; one that is open is replaced. Blocks, within a runtime.
     ///
     /// # Errors
     /// See [`NetworkError`]; there is no way out then.
-    pub fn open(&self, id: &str, pid: i32, rules: &[Rule]) -> Result<(), NetworkError> {
+    pub fn open(&self, id: &str, namespace: OwnedFd, rules: &[Rule]) -> Result<(), NetworkError> {
         if rules.is_empty() {
             return Ok(());
         }
         let policy = Policy::new(rules)?;
-        let inside = inside::set_up(pid)?;
+        let inside = inside::set_up(namespace)?;
         let gate = relay::Gate::new(policy, Arc::clone(&self.hosts), inside)?;
         let task = tokio::runtime::Handle::current().spawn(gate.run());
         let before = self.gates().insert(id.to_owned(), task.abort_handle());

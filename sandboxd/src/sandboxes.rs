@@ -21,8 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::api::{CreateRequest, SandboxInfo, State};
-use crate::container::backend::{Containers, Place, Plan};
-use crate::container::cgroup::Usage;
+use crate::backend::{Backends, Door, Place, Plan};
 use crate::disk::Disks;
 use crate::error::{ApiError, ErrorKind};
 use crate::faults;
@@ -133,7 +132,7 @@ impl Drop for InUse {
 #[derive(Debug)]
 pub struct Service {
     pub(crate) metrics: crate::metrics::Metrics,
-    containers: Containers,
+    backends: Backends,
     layers: Layers,
     store: Store,
     trajectory: Trajectory,
@@ -192,7 +191,7 @@ impl Service {
             .filter(|r| living(r))
             .filter_map(|r| r.place.clone())
             .collect();
-        let containers = Containers::start(settings, &places)?;
+        let backends = Backends::start(settings, &places)?;
         let layers = Layers::new(layerd, &state.join("layers"));
         let used: Vec<PathBuf> = records
             .iter()
@@ -202,7 +201,7 @@ impl Service {
         let held = layers.adopt(&used)?;
         let service = Arc::new(Self {
             metrics: crate::metrics::Metrics::default(),
-            containers,
+            backends,
             layers,
             store,
             trajectory,
@@ -237,10 +236,10 @@ impl Service {
             return Ok(());
         }
         match record.place {
-            Some(place) if self.containers.find(&place).is_ok() => {
+            Some(place) if self.lives(&place) => {
                 // It may have been stopped for a moment, to be copied, when the daemon was killed.
                 if record.info.state != State::Paused {
-                    self.containers.resume(&place)?;
+                    self.backends.of(&place)?.resume(&place)?;
                 }
                 tracing::info!(id, "adopted");
                 Ok(())
@@ -272,8 +271,15 @@ impl Service {
     ///
     /// # Errors
     /// `SandboxGone`.
-    pub(crate) fn socket(&self, sandbox: &Sandbox) -> Result<PathBuf, ApiError> {
-        Ok(self.containers.socket(&living(&sandbox.record())?))
+    pub(crate) fn door(&self, sandbox: &Sandbox) -> Result<Door, ApiError> {
+        let place = living(&sandbox.record())?;
+        Ok(self.backends.of(&place)?.door(&place))
+    }
+
+    fn lives(&self, place: &Place) -> bool {
+        self.backends
+            .of(place)
+            .is_ok_and(|backend| backend.lives(place))
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<String, Arc<Sandbox>>> {
@@ -336,7 +342,7 @@ impl Service {
                 && sandbox.in_use.load(Ordering::Acquire) == 0
             {
                 "nobody used it"
-            } else if self.containers.find(place).is_err() {
+            } else if !self.lives(place) {
                 "its first process ended"
             } else {
                 continue;
@@ -399,6 +405,7 @@ impl Service {
         project: &str,
         request: CreateRequest,
     ) -> Result<SandboxInfo, ApiError> {
+        self.backends.choose(&request.backend)?;
         let record = plan::plan(project, &request, self.disk_mb)?;
         let asked = Asked {
             method: "POST".to_owned(),
@@ -473,7 +480,7 @@ impl Service {
         if let Err(error) = self.write_down(&record, asked) {
             self.networks.close(&id);
             if let Some(place) = &record.place {
-                self.containers.kill(place)?;
+                self.backends.of(place)?.kill(place)?;
             }
             self.store.remove(&id).map_err(on_disk)?;
             self.trajectory.forget(&id)?;
@@ -505,23 +512,33 @@ impl Service {
         }
         faults::step("disk").map_err(on_disk)?;
         let layers: Vec<PathBuf> = held.lowers.iter().chain(&record.frozen).cloned().collect();
-        let place = self.containers.create(&Plan {
+        let backend = self
+            .backends
+            .get(self.backends.choose(&record.info.backend)?)?;
+        let place = backend.create(&Plan {
             layers: &layers,
             rw: &self.store.rw(&record.info.id),
             hostname: &record.info.id,
             limits: &record.limits,
             patience: CREATE_PATIENCE,
         })?;
-        let opened = self
-            .networks
-            .open(&record.info.id, place.pid, &record.network);
-        let opened = opened.map_err(ApiError::from);
+        let opened = self.open_network(record, &place);
         if let Err(error) = opened.and_then(|()| faults::step("network").map_err(on_disk)) {
             self.networks.close(&record.info.id);
-            self.containers.kill(&place)?;
+            backend.kill(&place)?;
             return Err(error);
         }
         Ok(place)
+    }
+
+    fn open_network(&self, record: &Record, place: &Place) -> Result<(), ApiError> {
+        if record.network.is_empty() {
+            return Ok(());
+        }
+        let namespace = self.backends.of(place)?.network(place)?;
+        Ok(self
+            .networks
+            .open(&record.info.id, namespace, &record.network)?)
     }
 
     /// Opens the networks of sandboxes that an earlier daemon made. Within a runtime.
@@ -529,10 +546,7 @@ impl Service {
         for sandbox in self.living_sandboxes() {
             let record = sandbox.record();
             let Some(place) = &record.place else { continue };
-            let opened = self
-                .networks
-                .open(&record.info.id, place.pid, &record.network);
-            if let Err(error) = opened {
+            if let Err(error) = self.open_network(&record, place) {
                 tracing::error!(id = record.info.id, %error, "a sandbox that was adopted has no network");
             }
         }
@@ -561,7 +575,7 @@ impl Service {
         let reason = sandbox.ending.get_or_init(|| reason.to_owned());
         self.networks.close(&record.info.id);
         if let Some(place) = &record.place {
-            self.containers.kill(place)?;
+            self.backends.of(place)?.kill(place)?;
         }
         self.store.remove_rw(&record.info.id).map_err(on_disk)?;
         record.info.state = State::Gone;
@@ -610,10 +624,11 @@ impl Service {
             let mut record = sandbox.record();
             let place = living(&record)?;
             if record.info.state != to {
+                let backend = service.backends.of(&place)?;
                 if to == State::Paused {
-                    service.containers.pause(&place)?;
+                    backend.pause(&place)?;
                 } else {
-                    service.containers.resume(&place)?;
+                    backend.resume(&place)?;
                 }
                 record.info.state = to;
                 service.store.put(&record).map_err(on_disk)?;
@@ -628,18 +643,16 @@ impl Service {
     ///
     /// # Errors
     /// `SandboxGone`.
-    pub(crate) async fn use_it(
-        self: &Arc<Self>,
-        sandbox: &Arc<Sandbox>,
-    ) -> Result<PathBuf, ApiError> {
+    pub(crate) async fn use_it(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<Door, ApiError> {
         sandbox.touched_ms.store(now_ms(), Ordering::Release);
-        self.containers.asked();
         let record = sandbox.record();
         let place = living(&record)?;
+        let backend = self.backends.of(&place)?;
+        backend.asked();
         if record.info.state == State::Paused {
             self.resume(sandbox).await?;
         }
-        Ok(self.containers.socket(&place))
+        Ok(backend.door(&place))
     }
 
     /// Sets when a sandbox is killed.
@@ -660,14 +673,6 @@ impl Service {
         Ok(sandbox.info())
     }
 
-    /// What a sandbox uses.
-    ///
-    /// # Errors
-    /// `SandboxGone`.
-    pub(crate) fn usage(&self, sandbox: &Sandbox) -> Result<Usage, ApiError> {
-        Ok(self.containers.usage(&living(&sandbox.record())?)?)
-    }
-
     /// Living sandboxes, for the metrics: running and paused.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let table = self.table();
@@ -682,7 +687,7 @@ impl Service {
 
     /// Ends the shells that wait; sandboxes go on. Blocks.
     pub fn close(&self) {
-        self.containers.close();
+        self.backends.close();
         self.layers.tidy(true);
     }
 }

@@ -11,7 +11,6 @@ mod trajectory;
 
 pub(crate) use ended::take_over;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::body::{Body, to_bytes};
@@ -30,6 +29,7 @@ use crate::api::{
     CreateRequest, ForkReply, ForkRequest, PackReply, PackRequest, SandboxInfo, Sandboxes,
     TimeoutRequest, UsageReply,
 };
+use crate::backend::Door;
 use crate::error::{ApiError, ErrorKind};
 use crate::keys::Keys;
 use crate::sandboxes::{Sandbox, Service};
@@ -239,7 +239,7 @@ pub(crate) async fn agent(
     app: &App,
     project: &Project,
     id: &str,
-) -> Result<(Arc<Sandbox>, PathBuf), ApiError> {
+) -> Result<(Arc<Sandbox>, Door), ApiError> {
     let sandbox = find(app, project, id)?;
     let socket = app.service.use_it(&sandbox).await?;
     Ok((sandbox, socket))

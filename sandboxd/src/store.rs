@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::api::{SandboxInfo, State, Step};
-use crate::container::backend::Place;
+use crate::backend::Place;
 use crate::container::cgroup::Limits;
 use crate::network::policy::Rule;
 

@@ -361,7 +361,7 @@ fn a_trace_that_nobody_follows_costs_little() {
 }
 
 /// A reader of what the trace has on its way waits for that, and asks for nothing again; one of what still waits there takes
-/// it out. Mutation: `not_coming` and `State::want` let the segment through (it is fetched twice).
+/// it out. Mutation: `State::want` lets the segment through, wanted or arrived (it is fetched twice).
 #[test]
 fn a_reader_joins_what_the_trace_is_fetching() {
     let (world, _, data) = world();

@@ -18,14 +18,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use serde::{Deserialize, Serialize};
 
-use super::cgroup::{Cgroup, CgroupError, Hierarchies, Limits, Usage};
-use super::link::{self, LinkError};
+use super::cgroup::{Cgroup, CgroupError, Hierarchies, Usage};
+use super::link;
 use super::message;
 use super::quiet::Quiet;
 use super::rootfs::{self, RootError};
 use super::spawner::{self, IDS, Made, Make};
+use crate::backend::{Backend, BackendError, Door, Kind, Place, Plan};
 
 /// Sandboxes at a time: one range of ids each.
 const SLOTS_MAX: u32 = 16_384;
@@ -38,18 +38,15 @@ const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long processes may take to stop when a sandbox is paused.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why the backend could not do something.
+/// What went wrong in this backend's own machinery.
 #[derive(Debug, thiserror::Error)]
-pub enum BackendError {
+pub enum ContainerError {
     /// Control groups.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
     /// The root.
     #[error(transparent)]
     Root(#[from] RootError),
-    /// The agent.
-    #[error(transparent)]
-    Link(#[from] LinkError),
     /// The spawner.
     #[error("the spawner {what}: {source}")]
     Spawner {
@@ -70,27 +67,35 @@ pub enum BackendError {
         #[source]
         source: io::Error,
     },
-    /// All ranges of ids are in use.
-    #[error("{SLOTS_MAX} sandboxes exist or are being made, the most that may")]
-    Full,
-    /// No shell came in time.
-    #[error("no room for a new sandbox within {waited:?} ({reason}); try again")]
-    Busy {
-        /// How long.
-        waited: Duration,
-        /// The last failure.
-        reason: String,
-    },
-    /// It is being shut down.
-    #[error("the container backend is shutting down")]
-    Closed,
-    /// The sandbox's first process is not the one that was recorded.
-    #[error("process {pid} is gone")]
-    Gone {
-        /// Its number.
-        pid: i32,
-    },
 }
+
+impl From<ContainerError> for BackendError {
+    fn from(error: ContainerError) -> Self {
+        Self::Own(Box::new(error))
+    }
+}
+
+impl From<CgroupError> for BackendError {
+    fn from(error: CgroupError) -> Self {
+        ContainerError::from(error).into()
+    }
+}
+
+impl From<RootError> for BackendError {
+    fn from(error: RootError) -> Self {
+        ContainerError::from(error).into()
+    }
+}
+
+/// What the spawner did not do, and why.
+fn broken(what: &str) -> impl FnOnce(io::Error) -> BackendError {
+    let what = what.to_owned();
+    move |source| ContainerError::Spawner { what, source }.into()
+}
+
+const CLOSED: BackendError = BackendError::Closed {
+    backend: Kind::Container,
+};
 
 fn step(name: &'static str) -> Result<(), BackendError> {
     crate::faults::step(name).map_err(failed("go on after", Path::new(name)))
@@ -98,7 +103,7 @@ fn step(name: &'static str) -> Result<(), BackendError> {
 
 fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BackendError {
     let path = path.to_owned();
-    move |source| BackendError::Io { what, path, source }
+    move |source| ContainerError::Io { what, path, source }.into()
 }
 
 /// How the backend is set up.
@@ -114,17 +119,6 @@ pub struct Settings {
     pub first_id: u32,
     /// Shells kept ready.
     pub pool: usize,
-}
-
-/// Where a sandbox is: enough to find it again.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
-    /// Its range of ids and its control groups.
-    pub slot: u32,
-    /// Its agent's process.
-    pub pid: i32,
-    /// When that began, in the kernel's ticks since boot: numbers are used again.
-    pub started: u64,
 }
 
 /// A sandbox without a root.
@@ -209,30 +203,9 @@ impl Containers {
         self.inner.hierarchies.v1_controllers()
     }
 
-    /// Something is asked for now: making shells ahead can wait.
-    pub fn asked(&self) {
-        self.inner.quiet.asked();
-    }
-
     /// Where a sandbox's agent listens.
     pub fn socket(&self, place: &Place) -> PathBuf {
         self.inner.socket(place.slot)
-    }
-
-    /// Makes a sandbox of `layers` (lowest first; folders or mounts that stay) that writes to `rw`. Blocks.
-    ///
-    /// # Errors
-    /// See [`BackendError`]; nothing of the sandbox is left then but `rw`.
-    pub fn create(&self, plan: &Plan<'_>) -> Result<Place, BackendError> {
-        let shell = self.take_living(plan.patience)?;
-        let made = self.fill(plan, &shell);
-        match made {
-            Ok(()) => Ok(shell.place),
-            Err(error) => {
-                self.inner.discard(&shell.place, Some(&shell.pidfd));
-                Err(error)
-            }
-        }
     }
 
     fn fill(&self, plan: &Plan<'_>, shell: &Shell) -> Result<(), BackendError> {
@@ -269,7 +242,7 @@ impl Containers {
                 self.inner.quiet.taken();
                 Ok(shell)
             }
-            Err(RecvTimeoutError::Disconnected) => Err(BackendError::Closed),
+            Err(RecvTimeoutError::Disconnected) => Err(CLOSED),
             Err(RecvTimeoutError::Timeout) => Err(BackendError::Busy {
                 waited: patience,
                 reason: self.inner.failure(),
@@ -293,12 +266,47 @@ impl Containers {
         }
         Ok(pidfd)
     }
+}
 
-    /// Stops all processes of a sandbox and gives its unused memory back. Blocks.
-    ///
-    /// # Errors
-    /// When they do not stop in time: they go on then.
-    pub fn pause(&self, place: &Place) -> Result<(), BackendError> {
+impl Backend for Containers {
+    fn kind(&self) -> Kind {
+        Kind::Container
+    }
+
+    /// Making shells ahead can wait.
+    fn asked(&self) {
+        self.inner.quiet.asked();
+    }
+
+    fn create(&self, plan: &Plan<'_>) -> Result<Place, BackendError> {
+        let shell = self.take_living(plan.patience)?;
+        let made = self.fill(plan, &shell);
+        match made {
+            Ok(()) => Ok(shell.place),
+            Err(error) => {
+                self.inner.discard(&shell.place, Some(&shell.pidfd));
+                Err(error)
+            }
+        }
+    }
+
+    fn lives(&self, place: &Place) -> bool {
+        self.find(place).is_ok()
+    }
+
+    fn door(&self, place: &Place) -> Door {
+        Door::at(self.socket(place))
+    }
+
+    fn network(&self, place: &Place) -> Result<OwnedFd, BackendError> {
+        let path = PathBuf::from(format!("/proc/{}/ns/net", place.pid));
+        let opened = fs::File::open(&path).map_err(failed("open", &path))?;
+        // Its number may have been given to another before it was opened, not after.
+        self.find(place)?;
+        Ok(opened.into())
+    }
+
+    fn pause(&self, place: &Place) -> Result<(), BackendError> {
         let group = self.inner.group(place.slot);
         if let Err(error) = group.freeze(true, FREEZE_TIMEOUT) {
             group.freeze(false, FREEZE_TIMEOUT)?;
@@ -310,11 +318,7 @@ impl Containers {
         Ok(())
     }
 
-    /// Stops all processes of a sandbox for a moment.
-    ///
-    /// # Errors
-    /// When they do not stop in time: they go on then.
-    pub fn freeze(&self, place: &Place) -> Result<(), BackendError> {
+    fn freeze(&self, place: &Place) -> Result<(), BackendError> {
         let group = self.inner.group(place.slot);
         if let Err(error) = group.freeze(true, FREEZE_TIMEOUT) {
             group.freeze(false, FREEZE_TIMEOUT)?;
@@ -323,34 +327,21 @@ impl Containers {
         Ok(())
     }
 
-    /// Lets them go on.
-    ///
-    /// # Errors
-    /// What the kernel says.
-    pub fn resume(&self, place: &Place) -> Result<(), BackendError> {
+    fn resume(&self, place: &Place) -> Result<(), BackendError> {
         Ok(self.inner.group(place.slot).freeze(false, FREEZE_TIMEOUT)?)
     }
 
-    /// What a sandbox uses.
-    ///
-    /// # Errors
-    /// When its groups are gone.
-    pub fn usage(&self, place: &Place) -> Result<Usage, BackendError> {
+    fn usage(&self, place: &Place) -> Result<Usage, BackendError> {
         Ok(self.inner.group(place.slot).usage()?)
     }
 
-    /// Ends a sandbox in any state, also one that is half gone, and frees its slot. Blocks until nothing is left.
-    ///
-    /// # Errors
-    /// When a process cannot end: its slot stays taken, and the call may be made again.
-    pub fn kill(&self, place: &Place) -> Result<(), BackendError> {
+    fn kill(&self, place: &Place) -> Result<(), BackendError> {
         self.asked();
         let pidfd = self.find(place).ok();
         self.inner.end(place, pidfd.as_ref())
     }
 
-    /// Ends the shells that nobody used. Sandboxes go on.
-    pub fn close(&self) {
+    fn close(&self) {
         self.inner.closed.store(true, Ordering::Release);
         self.inner.quiet.close();
         let ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
@@ -380,21 +371,6 @@ impl Containers {
             tracing::warn!(%error, "control groups stay");
         }
     }
-}
-
-/// What a sandbox is to be.
-#[derive(Debug)]
-pub struct Plan<'a> {
-    /// Layers, lowest first.
-    pub layers: &'a [PathBuf],
-    /// What it writes goes here.
-    pub rw: &'a Path,
-    /// Name of its machine.
-    pub hostname: &'a str,
-    /// What it may use.
-    pub limits: &'a Limits,
-    /// How long to wait for a shell.
-    pub patience: Duration,
 }
 
 impl Inner {
@@ -453,6 +429,7 @@ impl Inner {
         let made = self.make_in(slot);
         if made.is_err() {
             let place = Place {
+                backend: Kind::Container,
                 slot,
                 pid: 0,
                 started: 0,
@@ -465,7 +442,7 @@ impl Inner {
     fn reserve(&self) -> Result<u32, BackendError> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = (0..SLOTS_MAX).find(|slot| !used.contains(slot));
-        let slot = slot.ok_or(BackendError::Full)?;
+        let slot = slot.ok_or(BackendError::Full { most: SLOTS_MAX })?;
         used.insert(slot);
         Ok(slot)
     }
@@ -493,6 +470,7 @@ impl Inner {
         drop(listener);
         let shell = Shell {
             place: Place {
+                backend: Kind::Container,
                 slot,
                 pid,
                 started: start_of(pid).unwrap_or(0),
@@ -513,13 +491,9 @@ impl Inner {
         request: &Make,
         fds: &[std::os::fd::BorrowedFd<'_>],
     ) -> Result<(i32, OwnedFd, OwnedFd), BackendError> {
-        let broken = |what: &str| {
-            let what = what.to_owned();
-            move |source| BackendError::Spawner { what, source }
-        };
         let mut spawner = self.spawner.lock().unwrap_or_else(PoisonError::into_inner);
         if self.closed.load(Ordering::Acquire) {
-            return Err(BackendError::Closed);
+            return Err(CLOSED);
         }
         let answered = match &*spawner {
             Some(Spawner { socket, .. }) => {
@@ -597,10 +571,6 @@ fn remove_file(path: &Path) -> Result<(), BackendError> {
 }
 
 fn start_spawner(program: &Path) -> Result<Spawner, BackendError> {
-    let broken = |what: &str| {
-        let what = what.to_owned();
-        move |source| BackendError::Spawner { what, source }
-    };
     let (ours, theirs) = message::pair().map_err(broken("has no socket"))?;
     let child = Command::new(program)
         // What sandboxes see of it as the command line of their pid 1.

@@ -2,13 +2,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 use super::protocol::{self, Answer, Exit, Failure, Request, kind};
+use crate::backend::Door;
 
 /// Bytes read at a time.
 const READ_BYTES: usize = 64 << 10;
@@ -81,12 +82,14 @@ fn answer_of(event: Event) -> Result<Answer, LinkError> {
 }
 
 impl Link {
-    /// Connects to the agent that listens at `socket`.
+    /// Connects to the agent behind a door.
     ///
     /// # Errors
     /// [`LinkError::Gone`] when nobody does.
-    pub async fn connect(socket: &Path) -> Result<Self, LinkError> {
-        let stream = UnixStream::connect(socket).await.map_err(LinkError::Gone)?;
+    pub async fn connect(door: &Door) -> Result<Self, LinkError> {
+        let stream = UnixStream::connect(door.socket())
+            .await
+            .map_err(LinkError::Gone)?;
         Ok(Self {
             stream,
             input: Vec::new(),
@@ -189,20 +192,38 @@ fn event(kind: u8, mut payload: Vec<u8>) -> Result<Event, LinkError> {
 ///
 /// # Errors
 /// See [`LinkError`].
-pub(crate) fn assign(socket: &PathBuf, hostname: &str, root: impl AsFd) -> Result<(), LinkError> {
+pub(crate) fn assign(socket: &Path, hostname: &str, root: impl AsFd) -> Result<(), LinkError> {
     let request = Request::Assign {
         hostname: hostname.to_owned(),
     };
     exchange(socket, &request, Some(root.as_fd())).map(|_| ())
 }
 
+/// A connection to something inside. Who has one need not know how its bytes travel: here it is a socket that was made inside.
+#[derive(Debug)]
+pub(crate) struct Dialed(std::net::TcpStream);
+
+impl Dialed {
+    /// For use in a runtime.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub(crate) fn into_async(
+        self,
+    ) -> io::Result<impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static>
+    {
+        self.0.set_nonblocking(true)?;
+        tokio::net::TcpStream::from_std(self.0)
+    }
+}
+
 /// A connection to what listens at a port inside; blocks.
 ///
 /// # Errors
 /// See [`LinkError`].
-pub(crate) fn dial(socket: &PathBuf, port: u16) -> Result<std::net::TcpStream, LinkError> {
-    match exchange(socket, &Request::Dial { port }, None)? {
-        (_, Some(connection)) => Ok(connection.into()),
+pub(crate) fn dial(door: &Door, port: u16) -> Result<Dialed, LinkError> {
+    match exchange(door.socket(), &Request::Dial { port }, None)? {
+        (_, Some(connection)) => Ok(Dialed(connection.into())),
         (answer, None) => Err(LinkError::Protocol(format!("no connection but {answer:?}"))),
     }
 }
@@ -211,12 +232,12 @@ pub(crate) fn dial(socket: &PathBuf, port: u16) -> Result<std::net::TcpStream, L
 ///
 /// # Errors
 /// See [`LinkError`].
-pub(crate) fn ping(socket: &PathBuf) -> Result<(), LinkError> {
+pub(crate) fn ping(socket: &Path) -> Result<(), LinkError> {
     exchange(socket, &Request::Ping, None).map(|_| ())
 }
 
 fn exchange(
-    socket: &PathBuf,
+    socket: &Path,
     request: &Request,
     fd: Option<std::os::fd::BorrowedFd<'_>>,
 ) -> Result<(Answer, Option<OwnedFd>), LinkError> {

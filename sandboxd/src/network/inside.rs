@@ -3,7 +3,6 @@
 //! Entering a namespace is a thread's affair: each visit is a thread of its own that ends there, so that no other work of the daemon
 //! ever runs in a sandbox's network.
 
-use std::fs::File;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
@@ -60,14 +59,12 @@ fn transparent(kind: SockType, at: SocketAddrV4) -> io::Result<OwnedFd> {
     Ok(made)
 }
 
-/// Opens the namespace of process `pid` and has everything that leaves it come to two sockets.
+/// Has everything that leaves a namespace come to two sockets.
 ///
 /// # Errors
 /// What the kernel says.
-pub(super) fn set_up(pid: i32) -> Result<Inside, NetworkError> {
+pub(super) fn set_up(namespace: OwnedFd) -> Result<Inside, NetworkError> {
     let failed = |what| move |source| NetworkError::Io { what, source };
-    let namespace = File::open(format!("/proc/{pid}/ns/net"));
-    let namespace = OwnedFd::from(namespace.map_err(failed("opening its namespace"))?);
     let made = visit(&namespace, || {
         let named = |what: &'static str| {
             move |e: io::Error| io::Error::new(e.kind(), format!("{what}: {e}"))

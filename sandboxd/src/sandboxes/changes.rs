@@ -54,12 +54,13 @@ impl Service {
             let own = service.store.rw(&record.info.id).join("upper");
             let generations = [record.frozen.clone(), vec![own]].concat();
             let paused = record.info.state == State::Paused;
+            let backend = service.backends.of(&place)?;
             if !paused {
-                service.containers.freeze(&place)?;
+                backend.freeze(&place)?;
             }
             let looked = digest(&generations);
             if !paused {
-                service.containers.resume(&place)?;
+                backend.resume(&place)?;
             }
             looked
         })

@@ -11,7 +11,7 @@ use std::time::Instant;
 use super::mirror::{Mirror, MirrorError};
 use super::{Sandbox, Service, blocking, living, ms, now_ms, on_disk};
 use crate::api::{ForkReply, ForkRequest, Forked, State};
-use crate::container::backend::Place;
+use crate::backend::Place;
 use crate::error::{ApiError, ErrorKind};
 use crate::ids;
 use crate::layers::Held;
@@ -266,9 +266,10 @@ impl Service {
             }
         }
         let began = Instant::now();
-        self.containers.freeze(place)?;
+        let backend = self.backends.of(place)?;
+        backend.freeze(place)?;
         let copied = mirror.step(true);
-        self.containers.resume(place)?;
+        backend.resume(place)?;
         let frozen_ms = elapsed_ms(began);
         copied?;
         Ok(frozen_ms)

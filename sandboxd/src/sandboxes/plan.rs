@@ -21,12 +21,6 @@ pub(super) fn plan(
     default_disk_mb: Option<u64>,
 ) -> Result<Record, ApiError> {
     let invalid = |message: String| Err(ApiError::new(ErrorKind::Invalid, message));
-    if request.backend != "container" {
-        return invalid(format!(
-            "backend `{}` is not one of: container",
-            request.backend
-        ));
-    }
     let disk_mb = request.disk_mb.or(default_disk_mb);
     if disk_mb.is_some_and(|mib| !(disk::MIB_MIN..=disk::MIB_MAX).contains(&mib)) {
         let (min, max) = (disk::MIB_MIN, disk::MIB_MAX);

@@ -238,7 +238,7 @@ pub(super) async fn join_quietly(
     exec_id: &str,
     (from, stream): (From, bool),
 ) -> Result<(Link, (i32, bool)), ApiError> {
-    let socket = service.socket(sandbox)?;
+    let socket = service.door(sandbox)?;
     let failed = |e| gone(service, sandbox, e);
     let mut link = Link::connect(&socket).await.map_err(failed)?;
     let request = Request::Attach {

@@ -285,7 +285,7 @@ async fn download(
 
 /// The same of an agent.
 pub(super) async fn download_from(
-    socket: &std::path::Path,
+    socket: &crate::backend::Door,
     request: &Request,
     kind: &'static str,
 ) -> Result<Response, ApiError> {

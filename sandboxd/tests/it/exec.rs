@@ -1,5 +1,6 @@
 //! Running things: streams, ends, time-outs, limits.
 
+use sandboxd::backend::Backend as _;
 use sandboxd::container::link::{Event, Link, LinkError};
 use sandboxd::container::protocol::{Answer, Failure, Outcome, Request, TerminalSize, kind};
 use sandboxd::container::spool::{HEAD_BYTES_MAX, TAIL_BYTES_MAX};
@@ -158,7 +159,7 @@ fn kept_output_is_bounded_and_a_stream_is_whole() {
     assert_eq!(ran.exit.stdout_bytes, 30_000_003);
     assert_eq!(ran.stdout.len(), HEAD_BYTES_MAX + TAIL_BYTES_MAX);
     assert!(ran.stdout.ends_with(b"xEND"));
-    let socket = host.socket(&place);
+    let socket = host.door(&place);
     host.runtime.block_on(async {
         let mut link = Link::connect(&socket).await.unwrap();
         let request = Request::Exec {
@@ -189,7 +190,7 @@ fn kept_output_is_bounded_and_a_stream_is_whole() {
 fn input_of_any_size_arrives() {
     let host = Host::new();
     let place = host.sandbox("input");
-    let socket = host.socket(&place);
+    let socket = host.door(&place);
     let data: Vec<u8> = (0..3_000_000_u32)
         .map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()[3])
         .collect();
@@ -222,7 +223,7 @@ fn input_of_any_size_arrives() {
 fn a_terminal_is_one_and_has_a_size() {
     let host = Host::new();
     let place = host.sandbox("terminal");
-    let socket = host.socket(&place);
+    let socket = host.door(&place);
     host.runtime.block_on(async {
         let mut link = Link::connect(&socket).await.unwrap();
         let mut spec = shell("tty; stty size; read x; echo got $x; stty size");
@@ -310,7 +311,7 @@ fn signals_reach_the_main_process_or_all() {
         ));
     };
     let attach = |name: &str| {
-        let socket = host.socket(&place);
+        let socket = host.door(&place);
         host.runtime.block_on(async {
             let mut link = Link::connect(&socket).await.unwrap();
             let request = Request::Attach {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use sandboxd::container::backend::Place;
+use sandboxd::backend::Place;
 use sandboxd::container::files::{EntryKind, FileEntry, FileReply, FileRequest};
 use sandboxd::container::link::{Event, Link, LinkError};
 use sandboxd::container::protocol::{Answer, Failure, Request, kind};
@@ -23,7 +23,7 @@ fn put(
     request: FileRequest,
     bytes: &[u8],
 ) -> Result<FileReply, LinkError> {
-    let socket = host.socket(place);
+    let socket = host.door(place);
     host.runtime.block_on(async {
         let mut link = Link::connect(&socket).await?;
         let request = serde_json::to_vec(&Request::files(request)).unwrap();
@@ -40,7 +40,7 @@ fn put(
 }
 
 fn get(host: &Host, place: &Place, request: FileRequest) -> Result<Vec<u8>, LinkError> {
-    let socket = host.socket(place);
+    let socket = host.door(place);
     host.runtime.block_on(async {
         let mut link = Link::connect(&socket).await?;
         link.request(&Request::files(request)).await?;

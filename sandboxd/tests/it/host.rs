@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use sandboxd::container::backend::{Containers, Place, Plan, Settings};
+use sandboxd::backend::{Backend as _, Door, Place, Plan};
+use sandboxd::container::backend::{Containers, Settings};
 use sandboxd::container::cgroup::Limits;
 use sandboxd::container::link::{Event, Link, LinkError};
 use sandboxd::container::protocol::{Answer, ExecSpec, Exit, Request, kind};
@@ -103,8 +104,8 @@ impl Host {
         self.sandbox_of(name, &[PathBuf::from("/")], &LIMITS)
     }
 
-    pub(crate) fn socket(&self, place: &Place) -> PathBuf {
-        self.containers.socket(place)
+    pub(crate) fn door(&self, place: &Place) -> Door {
+        self.containers.door(place)
     }
 
     /// Runs a program to its end.
@@ -116,7 +117,7 @@ impl Host {
         if spec.exec_id.is_empty() {
             spec.exec_id = unique();
         }
-        let socket = self.socket(place);
+        let socket = self.door(place);
         self.runtime.block_on(async {
             let mut link = Link::connect(&socket).await?;
             let request = Request::Exec {
@@ -157,7 +158,7 @@ impl Host {
     }
 
     pub(crate) fn ask(&self, place: &Place, request: &Request) -> Result<Answer, LinkError> {
-        let socket = self.socket(place);
+        let socket = self.door(place);
         self.runtime
             .block_on(async { Link::connect(&socket).await?.request(request).await })
     }

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 
+use sandboxd::backend::Backend as _;
 use sandboxd::container::protocol::{Answer, Request};
 
 use crate::host::{Host, shell, until};
@@ -254,7 +255,7 @@ fn an_image_cannot_redirect_what_is_mounted_into_it() {
     std::fs::create_dir_all(layer.join("etc")).unwrap();
     std::os::unix::fs::symlink("/etc", layer.join("proc")).unwrap();
     let limits = crate::host::LIMITS;
-    let refused = host.containers.create(&sandboxd::container::backend::Plan {
+    let refused = host.containers.create(&sandboxd::backend::Plan {
         layers: &["/".into(), layer],
         rw: &host.rw("rw"),
         hostname: "x",

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use sandboxd::container::backend::Plan;
+use sandboxd::backend::Backend as _;
+use sandboxd::backend::Plan;
 use sandboxd::container::protocol::{Answer, Request};
 
 use crate::host::{Host, LIMITS, SOON, shell, until};
@@ -191,7 +192,8 @@ fn another_process_with_the_same_number_is_left_alone() {
         .arg("1000")
         .spawn()
         .unwrap();
-    let foreign = sandboxd::container::backend::Place {
+    let foreign = sandboxd::backend::Place {
+        backend: sandboxd::backend::Kind::Container,
         slot: 9000,
         pid: i32::try_from(sleeper.id()).unwrap(),
         started: 1,

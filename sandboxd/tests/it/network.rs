@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
 use nix::sched::{CloneFlags, unshare};
-use sandboxd::container::backend::Place;
+use sandboxd::backend::Backend as _;
+use sandboxd::backend::Place;
 use sandboxd::network::policy::Rule;
 use sandboxd::network::{Hosts, Networks};
 
@@ -151,7 +152,8 @@ impl Net {
     fn open_at(&self, place: &Place, name: &str, rules: &str) {
         let rules: Vec<Rule> = serde_json::from_str(rules).unwrap();
         let _runtime = self.runtime.enter();
-        self.networks.open(name, place.pid, &rules).unwrap();
+        let namespace = self.host.containers.network(place).unwrap();
+        self.networks.open(name, namespace, &rules).unwrap();
     }
 
     fn says(&self, place: &Place, code: &str) -> String {

@@ -81,8 +81,7 @@ async fn forward(
     let dialed = blocking(move || link::dial(&socket, port).map_err(ApiError::from)).await;
     let stream = dialed.map_err(|e| gone(e.message))?;
     let broken = |e: &dyn std::fmt::Display| gone(format!("port {port} of sandbox `{id}`: {e}"));
-    stream.set_nonblocking(true).map_err(|e| broken(&e))?;
-    let stream = tokio::net::TcpStream::from_std(stream).map_err(|e| broken(&e))?;
+    let stream = stream.into_async().map_err(|e| broken(&e))?;
     let (mut sender, connection) = http1::handshake::<_, Body>(TokioIo::new(stream))
         .await
         .map_err(|e| broken(&e))?;

@@ -4,7 +4,6 @@
 //! client may give is kept in the id.
 
 use std::collections::BTreeMap;
-use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +24,7 @@ use super::App;
 use super::access::Envd;
 use super::connect::{self, Call, RpcError};
 use crate::api::ExecRequest;
+use crate::backend::Door;
 use crate::container::link::{Event, Link};
 use crate::container::protocol::{
     Answer, ExecInfo, ExecSpec, Exit, Outcome, Request, TerminalSize, kind,
@@ -249,7 +249,7 @@ async fn attach(app: &App, envd: &Envd, call: &Call) -> Result<Process, RpcError
     }
 }
 
-async fn running(socket: &FilePath) -> Result<Vec<ExecInfo>, RpcError> {
+async fn running(socket: &Door) -> Result<Vec<ExecInfo>, RpcError> {
     match Link::connect(socket).await?.request(&Request::List).await? {
         Answer::Execs { execs } => Ok(execs.into_iter().filter(|e| e.exit.is_none()).collect()),
         other => Err(RpcError::unexpected(&other)),
@@ -261,7 +261,7 @@ fn tag(exec: &ExecInfo) -> Option<&str> {
     (!tag.is_empty()).then_some(tag)
 }
 
-async fn find(socket: &FilePath, selector: &Selector) -> Result<ExecInfo, RpcError> {
+async fn find(socket: &Door, selector: &Selector) -> Result<ExecInfo, RpcError> {
     let wanted = |exec: &ExecInfo| match (selector.pid, &selector.tag) {
         (Some(pid), _) => exec.pid == pid,
         (None, Some(wanted)) => tag(exec) == Some(wanted),
@@ -434,17 +434,12 @@ fn signal(asked: &Value) -> Result<i32, RpcError> {
     }
 }
 
-async fn ask(socket: &FilePath, request: &Request) -> Result<Value, RpcError> {
+async fn ask(socket: &Door, request: &Request) -> Result<Value, RpcError> {
     Link::connect(socket).await?.request(request).await?;
     Ok(json!({}))
 }
 
-async fn send(
-    socket: &FilePath,
-    exec_id: String,
-    bytes: &[u8],
-    end: bool,
-) -> Result<Value, RpcError> {
+async fn send(socket: &Door, exec_id: String, bytes: &[u8], end: bool) -> Result<Value, RpcError> {
     let mut link = Link::connect(socket).await?;
     link.request(&Request::Stdin { exec_id }).await?;
     for piece in bytes.chunks(PIECE_BYTES) {
@@ -457,7 +452,7 @@ async fn send(
     Ok(json!({}))
 }
 
-async fn list(socket: &FilePath) -> Result<Value, RpcError> {
+async fn list(socket: &Door) -> Result<Value, RpcError> {
     let processes: Vec<Value> = running(socket)
         .await?
         .iter()
