@@ -62,7 +62,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
     done.unwrap_or_else(|e| Err(ApiError::new(ErrorKind::InfraFailed, e.to_string())))
 }
 
-fn on_disk(error: std::io::Error) -> ApiError {
+pub(crate) fn on_disk(error: std::io::Error) -> ApiError {
     let kind = match error.kind() {
         std::io::ErrorKind::StorageFull => ErrorKind::Exhausted,
         _ => ErrorKind::InfraFailed,
@@ -178,7 +178,7 @@ impl Service {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(on_disk(e)),
             _ => {}
         }
-        let trajectory = Trajectory::open(&state.join("trajectory"))?;
+        let trajectory = Trajectory::open(&state.join("trajectory"), &state.join("uploads"))?;
         let records = store.all().map_err(on_disk)?;
         for id in trajectory.sandboxes()? {
             if !records.iter().any(|record| record.info.id == id) {
