@@ -424,9 +424,9 @@ impl Service {
         let _turn = turn.lock().await;
         let made = self.made_by(project, &request_id);
         match made {
-            Some(made) if made.info.refs != record.info.refs => Err(ApiError::new(
+            Some(made) if !self.was_asked(&made.info.id, &asked)? => Err(ApiError::new(
                 ErrorKind::Conflict,
-                format!("request `{request_id}` made a sandbox of other layers"),
+                format!("request `{request_id}` asked for another sandbox: use another id"),
             )),
             Some(made) => Ok(made.info),
             None => self.make(record, asked).await,
@@ -632,6 +632,12 @@ impl Service {
                 }
                 record.info.state = to;
                 service.store.put(&record).map_err(on_disk)?;
+                let paused = to == State::Paused;
+                tracing::info!(
+                    id = record.info.id,
+                    "{}",
+                    if paused { "paused" } else { "resumed" }
+                );
                 *sandbox.lock() = record;
             }
             Ok(sandbox.info())
