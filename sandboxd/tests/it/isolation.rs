@@ -190,6 +190,12 @@ fn what_tells_about_the_host_is_hidden() {
             "{folder}"
         );
     }
+    for name in ["acpi", "asound", "scsi", "driver"] {
+        if std::fs::exists(format!("/proc/{name}")).unwrap() {
+            let line = format!("awk '$2 == \"/proc/{name}\" {{ print $3 }}' /proc/mounts");
+            assert_eq!(host.ok(&place, &line), "tmpfs\n", "{name}");
+        }
+    }
     // Looked up, not tried: it would be this machine's.
     for name in ["bus", "fs", "irq", "sys", "sysrq-trigger"] {
         if !std::fs::exists(format!("/proc/{name}")).unwrap() {
