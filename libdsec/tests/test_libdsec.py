@@ -38,7 +38,7 @@ class LibdsecTests(unittest.TestCase):
         self.assertEqual(len(r.stdout_bytes), 512 << 10)
 
     def test_streams_and_input(self) -> None:
-        pieces = []
+        pieces: "list[str]" = []
         r = self.sb.commands.run("for i in 1 2 3; do echo ä$i; done", on_stdout=pieces.append)
         self.assertEqual("".join(pieces), r.stdout)
         self.assertEqual(r.stdout, "ä1\nä2\nä3\n")
@@ -64,7 +64,7 @@ class LibdsecTests(unittest.TestCase):
     def test_sessions_keep_folder_variables_and_jobs(self) -> None:
         with self.sb.commands.session() as session:
             session.run("cd /w; X=5; sleep 1000 & true")
-            pieces = []
+            pieces: "list[str]" = []
             r = session.run("pwd; echo -n $X; echo e >&2; jobs | wc -l", on_stdout=pieces.append)
             self.assertEqual((r.stdout, r.stderr), ("/w\n51\n", "e\n"))
             self.assertEqual("".join(pieces), r.stdout)
@@ -131,7 +131,7 @@ class LibdsecTests(unittest.TestCase):
             self.sb.commands.run("true", request_id="mv")
         kids = self.sb.fork(2, request_id="kids")
         again = other.fork(2, request_id="kids")
-        self.assertEqual([k.id for k in kids], [k.id for k in again])
+        self.assertEqual([getattr(k, "id") for k in kids], [getattr(k, "id") for k in again])
         for kid in kids:
             assert isinstance(kid, Sandbox)
             self.assertEqual(next(kid.trajectory())["body"], {"parent": self.sb.id, "from": None})
