@@ -97,7 +97,7 @@ fn expected(layer: &Digest) -> Trace {
     }))
 }
 
-/// Mutation that turns it red: `Touched::note` called for every block, also those that were read before.
+/// That a block which is read twice counts once is seen by the data plane's own test: here the kernel keeps what it has read.
 #[test]
 fn a_trace_holds_exactly_the_first_reads_in_their_order() {
     let (world, layer, data) = world();
@@ -283,8 +283,8 @@ fn a_trace_that_cannot_be_used_is_a_message_and_no_failure() {
 }
 
 /// By order, not by time. While a reader's request is on its way, no range of the trace begins; the ones that were on their way
-/// keep to the budget. Mutations that turn it red: no `demanding > 0` in `FetchQueue::next_traced` (the trace goes on while
-/// the reader waits); demand behind the trace in `FetchQueue::next` (the reader's request never comes).
+/// keep to the budget. Mutation: demand behind the trace in `FetchQueue::next` (the reader's request never comes). That no range
+/// of a trace begins while a reader waits: `fetch::queue::traced_tests`.
 #[test]
 fn readers_come_first_and_the_budget_holds() {
     let (world, _, data) = world();
@@ -333,7 +333,7 @@ fn readers_come_first_and_the_budget_holds() {
 }
 
 /// A trace of somebody else costs the first guess, however long its layer is mounted; one that readers follow is fetched to
-/// its end. Mutations that turn it red: `Ahead::may_begin` is always true; the data plane says nothing of what is read.
+/// its end. Mutation: the queue is blind (`set_blind(true)`).
 #[test]
 fn a_trace_that_nobody_follows_costs_little() {
     let (world, _, data) = world();
@@ -409,7 +409,7 @@ fn a_reader_joins_what_the_trace_is_fetching() {
     );
 }
 
-/// Mutation: no `stop_prefetch` in `free_unused`.
+/// Mutation: `Feed::stop_prefetch` stops nothing.
 #[test]
 fn unmounting_ends_what_a_trace_began() {
     let (world, _, data) = world();
