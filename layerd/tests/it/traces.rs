@@ -423,7 +423,10 @@ fn unmounting_ends_what_a_trace_began() {
     until("the trace is being fetched", || {
         !web.asked(&front).is_empty()
     });
+    let waiting = || daemon.metric("dsec_layerd_fetch_ranges{state=\"traced\"} ");
+    assert!(waiting() > 0);
     daemon.client().umount(&mnt).unwrap();
+    assert_eq!(waiting(), 0);
     let asked = web.asked(&front).len();
     web.release(&front);
     until("the range on its way is kept", || {
