@@ -47,18 +47,16 @@ enum Source {
     Connection,
     Stdout,
     Stderr,
-    Report,
     Stdin,
 }
 
 impl Source {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 6] = [
         Self::Listener,
         Self::Signals,
         Self::Connection,
         Self::Stdout,
         Self::Stderr,
-        Self::Report,
         Self::Stdin,
     ];
 
@@ -161,7 +159,6 @@ impl Agent {
             Source::Connection => self.serve(serial, flags),
             Source::Stdout => self.read_stream(serial, 0),
             Source::Stderr => self.read_stream(serial, 1),
-            Source::Report => self.read_report(serial),
             Source::Stdin => self.write_stdin(serial),
         }
     }
