@@ -169,6 +169,7 @@ fn a_second_start_fetches_what_the_first_one_read_in_a_fifth_of_the_requests() {
     );
 }
 
+/// Mutation: `Foresight::of` does not look at `no_trace`.
 #[test]
 fn without_a_trace_or_a_budget_nothing_is_fetched_before_it_is_read() {
     let (world, _, data) = world();
@@ -241,6 +242,7 @@ fn a_published_trace_and_a_given_one_bring_exactly_the_traced_segments() {
 }
 
 /// Damaged, missing, of another layer, or no trace at all: a message, and the mount is as without.
+/// Mutation: a published trace of other layers is followed.
 #[test]
 fn a_trace_that_cannot_be_used_is_a_message_and_no_failure() {
     let (world, layer, data) = world();

@@ -204,6 +204,7 @@ fn come_back(count: usize, back_max: Duration) {
     assert_eq!(mounts_below(world.dir.path()), [""; 0]);
 }
 
+/// Mutation: `recover` adopts without what the data plane serves (`adopt(guarded, None)`).
 #[test]
 fn a_hundred_mounts_are_back_within_a_second() {
     come_back(100, Duration::from_secs(1));
