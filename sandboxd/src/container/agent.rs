@@ -82,6 +82,8 @@ pub(crate) struct Agent {
     execs: BTreeMap<u64, Exec>,
     connections: BTreeMap<u64, Connection>,
     forgotten: Forgotten,
+    /// Groups of execs that were not started, until nothing is in them any more.
+    abandoned: Vec<String>,
     next: u64,
     assigned: bool,
 }
@@ -114,6 +116,7 @@ impl Agent {
             execs: BTreeMap::new(),
             connections: BTreeMap::new(),
             forgotten: Forgotten::default(),
+            abandoned: Vec::new(),
             next: 1,
             assigned: false,
         })

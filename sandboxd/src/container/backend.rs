@@ -189,13 +189,13 @@ impl Containers {
         let (sender, ready) = mpsc::sync_channel(settings.pool.max(1));
         let inner = Arc::new(Inner {
             spawner: Mutex::new(Some(start_spawner(&settings.program)?)),
+            quiet: Quiet::new(settings.pool.max(1)),
             settings,
             hierarchies,
             used: Mutex::new(used),
             closed: AtomicBool::new(false),
             makers: AtomicUsize::new(MAKERS),
             last_failure: Mutex::new(String::new()),
-            quiet: Quiet::new(),
             mappings: Mutex::default(),
         });
         for number in 0..MAKERS {

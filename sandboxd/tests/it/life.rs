@@ -116,11 +116,11 @@ fn hundreds_of_sandboxes_with_faults_leave_nothing() {
     assert_eq!(settled(&host), before);
 }
 
-/// The census when the pool, which fills up in the background, is full.
+/// The census when the pool, which fills up in the background, is full: longer than the pause after a shell that failed.
 fn settled(host: &Host) -> BTreeMap<&'static str, usize> {
     let mut last = census(host);
     until("the pool is full", || {
-        std::thread::sleep(std::time::Duration::from_millis(100));
+        std::thread::sleep(std::time::Duration::from_millis(300));
         let now = census(host);
         std::mem::replace(&mut last, now.clone()) == now
     });

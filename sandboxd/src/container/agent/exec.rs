@@ -168,33 +168,43 @@ fn open_streams(spec: &ExecSpec) -> io::Result<(Streams, Ends)> {
 impl Agent {
     /// Starts a program in a group of its own.
     pub(super) fn start(&mut self, spec: ExecSpec) -> io::Result<u64> {
+        if let Some(serial) = self.start_once(&spec)? {
+            return Ok(serial);
+        }
+        // The launcher was killed, for lack of memory or from inside. Once: the next attempt is a request of its own.
+        self.launcher = shell::restart_launcher(self.proof, &self.inherited)?;
+        self.start_once(&spec)?
+            .ok_or_else(|| io::Error::other("the sandbox's launcher does not stay alive"))
+    }
+
+    /// `None` when the launcher is gone; what it had begun and did not tell of is killed then.
+    fn start_once(&mut self, spec: &ExecSpec) -> io::Result<Option<u64>> {
+        if self.abandoned.len() >= FINISHED_MAX {
+            return Err(io::Error::other(
+                "execs that could not be started do not end",
+            ));
+        }
         let serial = self.serial();
         let name = group_name(serial);
         rustix::fs::mkdirat(&self.inherited.run, &*name, Mode::from_raw_mode(0o755))?;
         let made = self.start_in(serial, &name, spec);
-        if made.is_err() {
-            self.remove_group(&name);
+        if !matches!(made, Ok(Some(_))) {
+            let killed = self.kill_group(&name);
+            self.abandoned.push(name);
+            self.sweep_groups();
+            killed?;
         }
         made
     }
 
-    fn start_in(&mut self, serial: u64, name: &str, spec: ExecSpec) -> io::Result<u64> {
+    fn start_in(&mut self, serial: u64, name: &str, spec: &ExecSpec) -> io::Result<Option<u64>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let group = rustix::fs::openat(&self.inherited.run, name, flags, Mode::empty())?;
-        let (streams, ends) = open_streams(&spec)?;
+        let (streams, ends) = open_streams(spec)?;
         let oom_kills_before = self.oom_kills();
         let started = Instant::now();
-        let begun = match self.launcher.launch(&spec, &group, &streams)? {
-            Some(begun) => begun,
-            None => {
-                // It was killed for lack of memory. Once: the next attempt is a request of its own. What it had begun, and did not
-                // tell of, must not run beside that.
-                self.kill_group(name)?;
-                self.launcher = shell::restart_launcher(self.proof, &self.inherited)?;
-                let again = self.launcher.launch(&spec, &group, &streams)?;
-                again
-                    .ok_or_else(|| io::Error::other("the sandbox's launcher does not stay alive"))?
-            }
+        let Some(begun) = self.launcher.launch(spec, &group, &streams)? else {
+            return Ok(None);
         };
         drop(streams);
         let deadline =
@@ -206,7 +216,7 @@ impl Agent {
         };
         let exec = Exec {
             serial,
-            spec,
+            spec: spec.clone(),
             pid: begun.pid,
             followers: Vec::new(),
             streams: [stream(stdout), stream(stderr)],
@@ -236,7 +246,7 @@ impl Agent {
         }
         self.execs.insert(serial, exec);
         self.forget_old();
-        Ok(serial)
+        Ok(Some(serial))
     }
 
     fn oom_kills(&self) -> u64 {
@@ -515,6 +525,9 @@ impl Agent {
 
     /// Removes the groups of ended execs that no process is in any more.
     pub(super) fn sweep_groups(&mut self) {
+        let mut abandoned = std::mem::take(&mut self.abandoned);
+        abandoned.retain(|group| !self.remove_group(group));
+        self.abandoned = abandoned;
         let left = self
             .execs
             .values()
