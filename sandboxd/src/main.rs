@@ -62,7 +62,7 @@ struct Args {
     #[arg(long, value_name = "N", default_value_t = 0, hide = true)]
     fail_every: u64,
     /// Empty sandboxes kept ready.
-    #[arg(long, value_name = "N", default_value_t = 8)]
+    #[arg(long, value_name = "N", default_value_t = 16)]
     pool: usize,
 }
 

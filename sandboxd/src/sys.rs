@@ -4,6 +4,7 @@
     reason = "the C library and rustix have no safe interface for these calls"
 )]
 
+pub(crate) mod borrow;
 pub(crate) mod loops;
 
 use std::io;
@@ -53,6 +54,9 @@ pub(crate) struct CloneArgs<'a> {
     pub(crate) cgroup: Option<BorrowedFd<'a>>,
 }
 
+/// Not among libc's constants of 32 bits.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
 /// `clone3` without shared memory: a fork into namespaces and a cgroup.
 ///
 /// # Errors
@@ -80,8 +84,7 @@ pub(crate) fn clone(_proof: SingleThreaded, args: &CloneArgs<'_>) -> io::Result<
         cgroup: 0,
     };
     if let Some(cgroup) = args.cgroup {
-        // Not in libc's i32 constants: the flag is above 32 bits.
-        raw.flags |= 0x2_0000_0000;
+        raw.flags |= CLONE_INTO_CGROUP;
         raw.cgroup = u64::from(cgroup.as_raw_fd().cast_unsigned());
     }
     // SAFETY: `raw` is a whole `clone_args` whose pointer names `pidfd`, which lives until the call returns. No `CLONE_VM`:
@@ -177,20 +180,31 @@ pub(crate) fn set_mount_attributes(mount: BorrowedFd<'_>, set: u64) -> io::Resul
 /// One instruction of a seccomp filter: code, jump if true, jump if false, constant.
 pub(crate) type Instruction = (u16, u8, u8, u32);
 
-/// Installs a seccomp filter on this thread; `no_new_privs` must be set.
+/// A seccomp filter as the kernel takes it.
+#[derive(Debug)]
+pub(crate) struct Filter(Vec<libc::sock_filter>);
+
+impl Filter {
+    /// From its instructions.
+    pub(crate) fn new(program: &[Instruction]) -> Self {
+        let filter = program
+            .iter()
+            .map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k });
+        Self(filter.collect())
+    }
+}
+
+/// Installs a seccomp filter on this thread; `no_new_privs` must be set. Allocates nothing.
 ///
 /// # Errors
 /// What the kernel says.
-pub(crate) fn install_filter(program: &[Instruction]) -> io::Result<()> {
-    let mut filter: Vec<libc::sock_filter> = program
-        .iter()
-        .map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k })
-        .collect();
+pub(crate) fn install_filter(filter: &Filter) -> Result<(), rustix::io::Errno> {
     let program = libc::sock_fprog {
-        len: u16::try_from(filter.len()).map_err(io::Error::other)?,
-        filter: filter.as_mut_ptr(),
+        len: u16::try_from(filter.0.len()).unwrap_or(u16::MAX),
+        filter: filter.0.as_ptr().cast_mut(),
     };
-    // SAFETY: `program` names `filter` and its length; the kernel copies it before the call returns.
+    // SAFETY: `program` names `filter` and its length (a longer one than the kernel takes is refused by it); the kernel
+    // copies it before the call returns and writes nothing.
     let done = unsafe {
         libc::syscall(
             libc::SYS_seccomp,
@@ -199,18 +213,14 @@ pub(crate) fn install_filter(program: &[Instruction]) -> io::Result<()> {
             std::ptr::from_ref(&program),
         )
     };
-    if done == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if done == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
 /// Marks every descriptor from `first` on to be closed by `execve`.
 ///
 /// # Errors
 /// What the kernel says.
-pub(crate) fn close_on_exec_from(first: u32) -> io::Result<()> {
+pub(crate) fn close_on_exec_from(first: u32) -> Result<(), rustix::io::Errno> {
     // SAFETY: three integers; no descriptor is closed now.
     let done = unsafe {
         libc::syscall(
@@ -220,11 +230,15 @@ pub(crate) fn close_on_exec_from(first: u32) -> io::Result<()> {
             libc::CLOSE_RANGE_CLOEXEC,
         )
     };
-    if done == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if done == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+fn last_errno() -> rustix::io::Errno {
+    rustix::io::Errno::from_raw_os_error(
+        io::Error::last_os_error()
+            .raw_os_error()
+            .unwrap_or(libc::EIO),
+    )
 }
 
 /// Closes every descriptor but the standard ones and `kept`. For a forked process that goes on with one task and then ends by

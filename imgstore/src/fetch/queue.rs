@@ -148,6 +148,8 @@ pub struct QueueDepth {
     pub demand: usize,
     /// Ranges of read-ahead that no thread has taken.
     pub prefetch: usize,
+    /// Ranges of traces that wait.
+    pub traced: usize,
     /// Ranges that are being fetched or delivered.
     pub running: usize,
 }
@@ -261,6 +263,7 @@ impl FetchQueue {
         QueueDepth {
             demand: state.demand.len(),
             prefetch: state.prefetch.len(),
+            traced: state.traced.len(),
             running: state.busy,
         }
     }

@@ -47,18 +47,16 @@ enum Source {
     Connection,
     Stdout,
     Stderr,
-    Report,
     Stdin,
 }
 
 impl Source {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 6] = [
         Self::Listener,
         Self::Signals,
         Self::Connection,
         Self::Stdout,
         Self::Stderr,
-        Self::Report,
         Self::Stdin,
     ];
 
@@ -84,6 +82,8 @@ pub(crate) struct Agent {
     execs: BTreeMap<u64, Exec>,
     connections: BTreeMap<u64, Connection>,
     forgotten: Forgotten,
+    /// Groups of execs that were not started, until nothing is in them any more.
+    abandoned: Vec<String>,
     next: u64,
     assigned: bool,
 }
@@ -116,6 +116,7 @@ impl Agent {
             execs: BTreeMap::new(),
             connections: BTreeMap::new(),
             forgotten: Forgotten::default(),
+            abandoned: Vec::new(),
             next: 1,
             assigned: false,
         })
@@ -161,7 +162,6 @@ impl Agent {
             Source::Connection => self.serve(serial, flags),
             Source::Stdout => self.read_stream(serial, 0),
             Source::Stderr => self.read_stream(serial, 1),
-            Source::Report => self.read_report(serial),
             Source::Stdin => self.write_stdin(serial),
         }
     }

@@ -4,7 +4,7 @@
 //! the limits. A burst waits at the channel: creates queue, and none is refused. A shell is used once: what ran in it is never
 //! trusted to have left nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -31,10 +31,14 @@ use crate::backend::{Backend, BackendError, Door, Kind, Place, Plan};
 const SLOTS_MAX: u32 = 16_384;
 /// Threads that make shells.
 const MAKERS: usize = 2;
+/// Namespaces for mapping that are kept for the next sandbox of their slot.
+const MAPPINGS_MAX: u32 = 256;
 /// Pause after a shell could not be made.
 const MAKE_PAUSE: Duration = Duration::from_millis(200);
 /// How long processes that were killed may take to end.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// How the kernel treats processes whose ids change.
+const DUMPABLE: &str = "/proc/sys/fs/suid_dumpable";
 /// How long processes may take to stop when a sandbox is paused.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -56,6 +60,11 @@ pub enum ContainerError {
         #[source]
         source: io::Error,
     },
+    /// This host shows what must not be seen.
+    #[error(
+        "`{DUMPABLE}` is 1, so processes of a sandbox could read those that hold it; 0 or 2 is expected: `sysctl fs.suid_dumpable=0`"
+    )]
+    Dumpable,
     /// A file or process would not.
     #[error("cannot {what} `{path}`: {source}")]
     Io {
@@ -153,6 +162,8 @@ struct Inner {
     makers: AtomicUsize,
     last_failure: Mutex<String>,
     quiet: Quiet,
+    /// Namespaces that mounts are mapped through, by slot: nothing lives in them, and the ids of a slot do not change.
+    mappings: Mutex<BTreeMap<u32, OwnedFd>>,
 }
 
 impl Containers {
@@ -162,6 +173,7 @@ impl Containers {
     /// # Errors
     /// When this host lacks something, or the spawner does not start.
     pub fn start(settings: Settings, kept: &[Place]) -> Result<Self, BackendError> {
+        refuse_dumpable(Path::new(DUMPABLE))?;
         let hierarchies = Hierarchies::open(&settings.cgroup)?;
         fs::create_dir_all(&settings.run).map_err(failed("create", &settings.run))?;
         let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
@@ -177,13 +189,14 @@ impl Containers {
         let (sender, ready) = mpsc::sync_channel(settings.pool.max(1));
         let inner = Arc::new(Inner {
             spawner: Mutex::new(Some(start_spawner(&settings.program)?)),
+            quiet: Quiet::new(settings.pool.max(1)),
             settings,
             hierarchies,
             used: Mutex::new(used),
             closed: AtomicBool::new(false),
             makers: AtomicUsize::new(MAKERS),
             last_failure: Mutex::new(String::new()),
-            quiet: Quiet::new(),
+            mappings: Mutex::default(),
         });
         for number in 0..MAKERS {
             let (inner, sender) = (Arc::clone(&inner), sender.clone());
@@ -465,7 +478,7 @@ impl Inner {
         ];
         fds.extend(handles.join.iter().map(AsFd::as_fd));
         step("socket")?;
-        let (pid, pidfd, userns) = self.spawn(&Make { first_id }, &fds)?;
+        let (pid, pidfd, userns) = self.spawn(slot, &fds)?;
         // Now only the agent listens: if it dies, connecting fails.
         drop(listener);
         let shell = Shell {
@@ -486,11 +499,37 @@ impl Inner {
         Ok(shell)
     }
 
+    fn mappings(&self) -> MutexGuard<'_, BTreeMap<u32, OwnedFd>> {
+        self.mappings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The namespace that a slot's mounts are mapped through, if it is kept.
+    fn mapping(&self, slot: u32) -> Result<Option<OwnedFd>, BackendError> {
+        let mappings = self.mappings();
+        let kept = mappings.get(&slot).map(OwnedFd::try_clone).transpose();
+        kept.map_err(failed("keep", Path::new("a user namespace")))
+    }
+
+    fn keep_mapping(&self, slot: u32, userns: &OwnedFd) -> Result<(), BackendError> {
+        // The lowest slots are used again first.
+        if slot < MAPPINGS_MAX {
+            let copy = userns.try_clone();
+            let copy = copy.map_err(failed("keep", Path::new("a user namespace")))?;
+            self.mappings().insert(slot, copy);
+        }
+        Ok(())
+    }
+
     fn spawn(
         &self,
-        request: &Make,
+        slot: u32,
         fds: &[std::os::fd::BorrowedFd<'_>],
     ) -> Result<(i32, OwnedFd, OwnedFd), BackendError> {
+        let kept = self.mapping(slot)?;
+        let request = &Make {
+            first_id: self.settings.first_id + slot * IDS,
+            mapping: kept.is_none(),
+        };
         let mut spawner = self.spawner.lock().unwrap_or_else(PoisonError::into_inner);
         if self.closed.load(Ordering::Acquire) {
             return Err(CLOSED);
@@ -504,8 +543,12 @@ impl Inner {
         match answered.map_err(broken("cannot be asked"))? {
             Some((Made::Pid(pid), fds)) => {
                 let mut fds = fds.into_iter();
-                match (fds.next(), fds.next()) {
-                    (Some(pidfd), Some(userns)) => Ok((pid, pidfd, userns)),
+                match (fds.next(), kept, fds.next()) {
+                    (Some(pidfd), Some(userns), None) => Ok((pid, pidfd, userns)),
+                    (Some(pidfd), None, Some(userns)) => {
+                        self.keep_mapping(slot, &userns)?;
+                        Ok((pid, pidfd, userns))
+                    }
                     _ => Err(broken("answered")(io::Error::other("without descriptors"))),
                 }
             }
@@ -544,6 +587,15 @@ impl Inner {
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&place.slot);
         Ok(())
+    }
+}
+
+/// With 1, every process whose ids change becomes one that its own user may trace, whatever it held before.
+fn refuse_dumpable(setting: &Path) -> Result<(), BackendError> {
+    let value = fs::read_to_string(setting).map_err(failed("read", setting))?;
+    match value.trim() {
+        "0" | "2" => Ok(()),
+        _ => Err(ContainerError::Dumpable.into()),
     }
 }
 
@@ -601,4 +653,22 @@ pub(crate) fn start_of(pid: i32) -> Option<u64> {
         return None;
     }
     rest.split(' ').nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Mutation: anything but `2` is taken.
+    #[test]
+    fn a_host_on_which_changed_ids_make_processes_readable_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let setting = dir.path().join("suid_dumpable");
+        for (value, good) in [("0\n", true), ("2\n", true), ("1\n", false), ("", false)] {
+            fs::write(&setting, value).unwrap();
+            assert_eq!(refuse_dumpable(&setting).is_ok(), good, "{value:?}");
+        }
+        fs::remove_file(&setting).unwrap();
+        assert!(refuse_dumpable(&setting).is_err());
+    }
 }

@@ -4,17 +4,21 @@
 //! agent (`CLONE_PARENT`), which collects them. It is a process of its own because the agent must stay outside of the limits:
 //! a sandbox that is out of memory or processes still answers. If the kernel kills it (it counts towards the memory), the
 //! agent starts another.
+//!
+//! A new process borrows its memory until it is a program (`sys::borrow`), so it knows by then whether that failed, and why.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::child::{self, Streams};
+use super::child::{self, Prepared, Step, Streams};
 use super::protocol::ExecSpec;
 use super::{message, shell};
-use crate::sys::{self, CloneArgs, Cloned, Instruction, SingleThreaded};
+use crate::sys::borrow::{self, Stack};
+use crate::sys::{self, CloneArgs, Filter, SingleThreaded};
 
 /// How long it may take to start a process before it is taken for stopped.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
@@ -26,17 +30,29 @@ pub(crate) struct Launcher {
     pub(crate) pid: i32,
 }
 
+/// What a process tried when it could not become a program, and the error number.
+pub(crate) type NotStarted = (String, i32);
+
 /// What it answers.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Launched {
-    /// The process, in the sandbox's numbers.
-    Pid(i32),
+    /// The process, in the sandbox's numbers, and why it did not become a program.
+    Pid(i32, Option<NotStarted>),
     /// The error number of what failed.
     Failed(i32),
 }
 
+/// A process that was started.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    /// In the sandbox's numbers.
+    pub(crate) pid: i32,
+    /// Why it did not become a program, if it did not.
+    pub(crate) failed: Option<NotStarted>,
+}
+
 impl Launcher {
-    /// Starts a process: the exec's group, its three streams, and the pipe that tells why the program did not start.
+    /// Starts a process: the exec's group, and its three streams.
     ///
     /// # Errors
     /// `None` inside when the launcher is gone; otherwise what the kernel said.
@@ -45,20 +61,19 @@ impl Launcher {
         spec: &ExecSpec,
         group: &OwnedFd,
         streams: &Streams,
-    ) -> io::Result<Option<i32>> {
+    ) -> io::Result<Option<Begun>> {
         let fds = [
             group.as_fd(),
             streams.stdin.as_fd(),
             streams.stdout.as_fd(),
             streams.stderr.as_fd(),
-            streams.report.as_fd(),
         ];
         match message::send(&self.socket, spec, &fds) {
             Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Ok(None),
             sent => sent?,
         }
         match message::receive::<Launched>(&self.socket) {
-            Ok(Some((Launched::Pid(pid), _))) => Ok(Some(pid)),
+            Ok(Some((Launched::Pid(pid, failed), _))) => Ok(Some(Begun { pid, failed })),
             Ok(Some((Launched::Failed(errno), _))) => Err(io::Error::from_raw_os_error(errno)),
             Ok(None) => Ok(None),
             Err(e) if e.kind() == io::ErrorKind::ConnectionReset => Ok(None),
@@ -79,11 +94,14 @@ impl Launcher {
 /// # Errors
 /// When it cannot be set up, or the agent sends nonsense.
 pub(crate) fn run(proof: SingleThreaded, socket: OwnedFd, join: &[OwnedFd]) -> io::Result<()> {
+    // New programs have what this process has.
+    sys::reset_signals()?;
     for group in join {
         rustix::io::write(group, b"0")?;
     }
     shell::own_cgroups()?;
-    let filter = super::seccomp::filter();
+    let filter = Filter::new(&super::seccomp::filter());
+    let mut stack = Stack::new()?;
     while let Some((spec, fds)) = message::receive::<ExecSpec>(&socket)? {
         let mut fds = fds.into_iter();
         let mut next = || {
@@ -95,9 +113,8 @@ pub(crate) fn run(proof: SingleThreaded, socket: OwnedFd, join: &[OwnedFd]) -> i
             stdin: next()?,
             stdout: next()?,
             stderr: next()?,
-            report: next()?,
         };
-        let launched = launch(proof, &spec, &group, streams, &filter);
+        let launched = launch(proof, &spec, &group, streams, (&filter, &mut stack));
         message::send(&socket, &launched, &[])?;
     }
     Ok(())
@@ -108,15 +125,39 @@ fn launch(
     spec: &ExecSpec,
     group: &OwnedFd,
     streams: Streams,
-    filter: &[Instruction],
+    (filter, stack): (&Filter, &mut Stack),
 ) -> Launched {
     let args = CloneArgs {
         flags: nix::libc::CLONE_PARENT,
         cgroup: Some(group.as_fd()),
     };
-    match sys::clone(proof, &args) {
-        Ok(Cloned::Child) => child::become_program(spec, streams, filter),
-        Ok(Cloned::Parent { pid, .. }) => Launched::Pid(pid),
+    let prepared = Prepared::new(spec);
+    // In one store: the borrower may be killed at any moment.
+    let told = AtomicU64::new(0);
+    let mut work = || match &prepared {
+        Ok(prepared) => {
+            let (step, errno) = prepared.become_program(&streams, filter);
+            let number = u64::from(errno.raw_os_error().unsigned_abs());
+            told.store(u64::from(step.number()) << 32 | number, Ordering::Release);
+            child::status(errno)
+        }
+        Err((_, errno)) => child::status(rustix::io::Errno::from_raw_os_error(*errno)),
+    };
+    let cloned = borrow::clone_borrowing(proof, &args, stack, &mut work);
+    // Before the agent hears of it: who still holds the program's output open must not be us.
+    drop(streams);
+    match cloned {
+        Ok(pid) => {
+            let told = told.into_inner();
+            let step = u32::try_from(told >> 32).ok().and_then(Step::of);
+            let errno = i32::try_from(told & u64::from(u32::MAX)).unwrap_or(0);
+            let failed = match (prepared, step) {
+                (Err(failed), _) => Some(failed),
+                (Ok(prepared), Some(step)) => Some((prepared.describe(step), errno)),
+                (Ok(_), None) => None,
+            };
+            Launched::Pid(pid, failed)
+        }
         Err(error) => Launched::Failed(error.raw_os_error().unwrap_or(nix::libc::EIO)),
     }
 }

@@ -82,7 +82,10 @@ pub(crate) fn send<T: Serialize>(
 pub(crate) fn receive<T: DeserializeOwned>(
     socket: impl AsFd,
 ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+    // How long it is, first: a buffer for the longest would be most of what a sandbox's own processes use.
+    let peek = RecvFlags::PEEK | RecvFlags::TRUNC;
+    let (_, len) = rustix::net::recv(&socket, &mut [0; 0], peek)?;
+    let mut bytes = vec![0; len.min(MESSAGE_BYTES_MAX)];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = recvmsg(

@@ -13,6 +13,7 @@ use nix::libc;
 use crate::sys::Instruction;
 
 const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
+const JUMP: u16 = 0x05; // BPF_JMP | BPF_JA
 const JUMP_EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
 const JUMP_GREATER_EQUAL: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
 const JUMP_ANY_BIT: u16 = 0x45; // BPF_JMP | BPF_JSET | BPF_K
@@ -158,11 +159,70 @@ fn refuse(errno: i32) -> Instruction {
     (RETURN, 0, 0, ERRNO | errno)
 }
 
-/// If the call is not `call`, skips `body`; the call's number is in the accumulator before and (if it was skipped) after.
-fn only_for(program: &mut Vec<Instruction>, call: i64, body: &[Instruction]) {
-    let skip = u8::try_from(body.len()).expect("bodies are short");
-    program.push((JUMP_EQUAL, 0, skip, number(call)));
-    program.extend_from_slice(body);
+/// What is done about one call: returns in every case. The call's number is in the accumulator before.
+type Rule = (u32, Vec<Instruction>);
+
+/// Rules that are looked through one after the other.
+const FEW: usize = 3;
+
+/// Finds the rule of a call by halves; a call without one is allowed. The kernel tries every number when a filter is
+/// installed, with interrupts off: a chain of all rules cost a tenth of a millisecond a process.
+fn look_up(rules: &[Rule]) -> Vec<Instruction> {
+    let (lower, upper) = rules.split_at(rules.len() / 2);
+    let mut program = Vec::new();
+    match upper.first() {
+        Some((first, _)) if rules.len() > FEW => {
+            let below = look_up(lower);
+            let skip = u32::try_from(below.len()).expect("programs are short");
+            program.push((JUMP_GREATER_EQUAL, 0, 1, *first));
+            program.push((JUMP, 0, 0, skip));
+            program.extend(below);
+            program.extend(look_up(upper));
+        }
+        _ => {
+            for (call, body) in rules {
+                let skip = u8::try_from(body.len()).expect("bodies are short");
+                program.push((JUMP_EQUAL, 0, skip, *call));
+                program.extend_from_slice(body);
+            }
+            program.push((RETURN, 0, 0, ALLOW));
+        }
+    }
+    program
+}
+
+fn rules() -> Vec<Rule> {
+    let mut rules = vec![(number(libc::SYS_clone3), vec![refuse(libc::ENOSYS)])];
+    for call in [libc::SYS_clone, libc::SYS_unshare] {
+        let body = vec![
+            (LOAD, 0, 0, ARGUMENT_0),
+            (JUMP_ANY_BIT, 0, 1, NAMESPACES.cast_unsigned()),
+            refuse(libc::EPERM),
+            (RETURN, 0, 0, ALLOW),
+        ];
+        rules.push((number(call), body));
+    }
+    for call in [libc::SYS_socket, libc::SYS_socketpair] {
+        let mut body = vec![(LOAD, 0, 0, ARGUMENT_0)];
+        for family in ALLOWED_FAMILIES {
+            body.push((JUMP_EQUAL, 0, 1, family.cast_unsigned()));
+            body.push((RETURN, 0, 0, ALLOW));
+        }
+        body.push(refuse(libc::EAFNOSUPPORT));
+        rules.push((number(call), body));
+    }
+    // The kernel takes the request as 32 bits: the upper half of the argument says nothing.
+    let mut body = vec![(LOAD, 0, 0, ARGUMENT_1)];
+    for request in REFUSED_IOCTLS {
+        body.push((JUMP_EQUAL, 0, 1, request));
+        body.push(refuse(libc::EPERM));
+    }
+    body.push((RETURN, 0, 0, ALLOW));
+    rules.push((number(libc::SYS_ioctl), body));
+    let refused = REFUSED.map(|call| (number(call), vec![refuse(libc::EPERM)]));
+    rules.extend(refused);
+    rules.sort_by_key(|(call, _)| *call);
+    rules
 }
 
 /// The filter.
@@ -175,40 +235,7 @@ pub(crate) fn filter() -> Vec<Instruction> {
         (JUMP_GREATER_EQUAL, 0, 1, X32_BIT),
         refuse(libc::ENOSYS),
     ];
-    only_for(&mut program, libc::SYS_clone3, &[refuse(libc::ENOSYS)]);
-    for call in [libc::SYS_clone, libc::SYS_unshare] {
-        only_for(
-            &mut program,
-            call,
-            &[
-                (LOAD, 0, 0, ARGUMENT_0),
-                (JUMP_ANY_BIT, 0, 1, NAMESPACES.cast_unsigned()),
-                refuse(libc::EPERM),
-                (RETURN, 0, 0, ALLOW),
-            ],
-        );
-    }
-    for call in [libc::SYS_socket, libc::SYS_socketpair] {
-        let mut body = vec![(LOAD, 0, 0, ARGUMENT_0)];
-        for family in ALLOWED_FAMILIES {
-            body.push((JUMP_EQUAL, 0, 1, family.cast_unsigned()));
-            body.push((RETURN, 0, 0, ALLOW));
-        }
-        body.push(refuse(libc::EAFNOSUPPORT));
-        only_for(&mut program, call, &body);
-    }
-    // The kernel takes the request as 32 bits: the upper half of the argument says nothing.
-    let mut body = vec![(LOAD, 0, 0, ARGUMENT_1)];
-    for request in REFUSED_IOCTLS {
-        body.push((JUMP_EQUAL, 0, 1, request));
-        body.push(refuse(libc::EPERM));
-    }
-    body.push((RETURN, 0, 0, ALLOW));
-    only_for(&mut program, libc::SYS_ioctl, &body);
-    for call in REFUSED {
-        only_for(&mut program, call, &[refuse(libc::EPERM)]);
-    }
-    program.push((RETURN, 0, 0, ALLOW));
+    program.extend(look_up(&rules()));
     program
 }
 
@@ -218,9 +245,15 @@ mod tests {
 
     /// What the kernel would do with a call: the filter, run here.
     fn decide(architecture: u32, call: i64, arguments: [u32; 2]) -> u32 {
+        decide_in_steps(architecture, call, arguments).0
+    }
+
+    /// And how many instructions it looks at.
+    fn decide_in_steps(architecture: u32, call: i64, arguments: [u32; 2]) -> (u32, usize) {
         let program = filter();
-        let (mut at, mut accumulator) = (0, 0);
+        let (mut at, mut accumulator, mut steps) = (0, 0, 0);
         loop {
+            steps += 1;
             let (code, yes, no, k) = program[at];
             at += 1;
             let jump = |taken: bool| usize::from(if taken { yes } else { no });
@@ -234,10 +267,11 @@ mod tests {
                         _ => panic!("load of {k}"),
                     }
                 }
+                JUMP => at += usize::try_from(k).unwrap(),
                 JUMP_EQUAL => at += jump(accumulator == k),
                 JUMP_GREATER_EQUAL => at += jump(accumulator >= k),
                 JUMP_ANY_BIT => at += jump(accumulator & k != 0),
-                RETURN => return k,
+                RETURN => return (k, steps),
                 _ => panic!("instruction {code:#x}"),
             }
         }
@@ -325,5 +359,29 @@ mod tests {
             errno(libc::ENOSYS)
         );
         assert_eq!(decide(0x4000_0003, libc::SYS_read, [0; 2]), KILL);
+    }
+
+    /// Every number is refused or allowed as the lists say, with few steps. Mutations: `>` in place of `>=` at the halves (a rule in
+    /// the middle is missed); `FEW` of 100 (a chain again: more steps).
+    #[test]
+    fn every_call_finds_its_rule_in_few_steps() {
+        let special = [
+            libc::SYS_clone3,
+            libc::SYS_clone,
+            libc::SYS_unshare,
+            libc::SYS_socket,
+            libc::SYS_socketpair,
+            libc::SYS_ioctl,
+        ];
+        for call in (0..600).filter(|call| !special.contains(call)) {
+            let (decision, steps) = decide_in_steps(X86_64, call, [0; 2]);
+            let expected = if REFUSED.contains(&call) {
+                errno(libc::EPERM)
+            } else {
+                ALLOW
+            };
+            assert_eq!(decision, expected, "{call}");
+            assert!(steps <= 24, "{call}: {steps}");
+        }
     }
 }

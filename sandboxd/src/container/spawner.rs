@@ -32,9 +32,11 @@ pub const IDS: u32 = 65_536;
 pub(crate) struct Make {
     /// First of the host's ids that this sandbox has.
     pub(crate) first_id: u32,
+    /// Whether a namespace to map mounts through is wanted too.
+    pub(crate) mapping: bool,
 }
 
-/// What it gets. Descriptors: of the process, and of the user namespace that its mounts' ids are mapped through.
+/// What it gets. Descriptors: of the process, and (if wanted) of the user namespace that its mounts' ids are mapped through.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Made {
     /// The agent's process id.
@@ -56,7 +58,9 @@ pub fn run(socket: OwnedFd) -> io::Result<()> {
     while let Some((request, fds)) = message::receive::<Make>(&socket)? {
         match make(proof, &socket, &request, fds) {
             Ok((pid, pidfd, userns)) => {
-                message::send(&socket, &Made::Pid(pid), &[pidfd.as_fd(), userns.as_fd()])?;
+                let mut fds = vec![pidfd.as_fd()];
+                fds.extend(userns.as_ref().map(AsFd::as_fd));
+                message::send(&socket, &Made::Pid(pid), &fds)?;
             }
             Err(error) => message::send(&socket, &Made::Failed(error.to_string()), &[])?,
         }
@@ -158,8 +162,10 @@ fn make(
     daemon: &OwnedFd,
     request: &Make,
     fds: Vec<OwnedFd>,
-) -> io::Result<(i32, OwnedFd, OwnedFd)> {
-    let userns = mapping_namespace(proof, request.first_id)?;
+) -> io::Result<(i32, OwnedFd, Option<OwnedFd>)> {
+    let wanted = request.mapping;
+    let userns = wanted.then(|| mapping_namespace(proof, request.first_id));
+    let userns = userns.transpose()?;
     let inherited = shell::Inherited::new(fds)?;
     let (mapped, tell) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let flags = libc::CLONE_NEWUSER

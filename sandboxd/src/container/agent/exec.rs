@@ -1,7 +1,7 @@
 //! One exec: its process, its streams, its end.
 
 use std::collections::VecDeque;
-use std::io::{self, Read as _};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use rustix::termios::Winsize;
 
 use super::super::cgroup::oom_kills;
 use super::super::child::Streams;
+use super::super::launcher::NotStarted;
 use super::super::protocol::{ExecInfo, ExecSpec, Exit, Outcome, TerminalSize, kind};
 use super::super::spool::Spool;
 use super::connection::{OUTPUT_BYTES_FULL, Role};
@@ -56,8 +57,8 @@ pub(super) struct Exec {
     pub(super) exit: Option<Exit>,
     pub(super) input: Option<Input>,
     pub(super) terminal: Option<OwnedFd>,
-    report: Option<OwnedFd>,
-    complaint: Vec<u8>,
+    /// Why it did not become a program.
+    complaint: Option<NotStarted>,
     started: Instant,
     deadline: Option<Instant>,
     drain_deadline: Option<Instant>,
@@ -98,7 +99,6 @@ struct Ends {
     output: [Option<OwnedFd>; 2],
     input: Option<OwnedFd>,
     terminal: Option<OwnedFd>,
-    report: OwnedFd,
 }
 
 fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
@@ -120,8 +120,6 @@ pub(super) fn winsize(size: TerminalSize) -> Winsize {
 }
 
 fn open_streams(spec: &ExecSpec) -> io::Result<(Streams, Ends)> {
-    let (report_read, report) = pipe()?;
-    nonblocking(&report_read)?;
     if let Some(size) = spec.pty {
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let master = rustix::fs::open("/dev/pts/ptmx", flags, Mode::empty())?;
@@ -134,13 +132,11 @@ fn open_streams(spec: &ExecSpec) -> io::Result<(Streams, Ends)> {
             stdin: slave.try_clone()?,
             stdout: slave.try_clone()?,
             stderr: slave,
-            report,
         };
         let ends = Ends {
             output: [Some(master.try_clone()?), None],
             input: Some(master.try_clone()?),
             terminal: Some(master),
-            report: report_read,
         };
         return Ok((streams, ends));
     }
@@ -160,13 +156,11 @@ fn open_streams(spec: &ExecSpec) -> io::Result<(Streams, Ends)> {
         stdin,
         stdout,
         stderr,
-        report,
     };
     let ends = Ends {
         output: [Some(out_read), Some(err_read)],
         input,
         terminal: None,
-        report: report_read,
     };
     Ok((streams, ends))
 }
@@ -174,31 +168,43 @@ fn open_streams(spec: &ExecSpec) -> io::Result<(Streams, Ends)> {
 impl Agent {
     /// Starts a program in a group of its own.
     pub(super) fn start(&mut self, spec: ExecSpec) -> io::Result<u64> {
+        if let Some(serial) = self.start_once(&spec)? {
+            return Ok(serial);
+        }
+        // The launcher was killed, for lack of memory or from inside. Once: the next attempt is a request of its own.
+        self.launcher = shell::restart_launcher(self.proof, &self.inherited)?;
+        self.start_once(&spec)?
+            .ok_or_else(|| io::Error::other("the sandbox's launcher does not stay alive"))
+    }
+
+    /// `None` when the launcher is gone; what it had begun and did not tell of is killed then.
+    fn start_once(&mut self, spec: &ExecSpec) -> io::Result<Option<u64>> {
+        if self.abandoned.len() >= FINISHED_MAX {
+            return Err(io::Error::other(
+                "execs that could not be started do not end",
+            ));
+        }
         let serial = self.serial();
         let name = group_name(serial);
         rustix::fs::mkdirat(&self.inherited.run, &*name, Mode::from_raw_mode(0o755))?;
         let made = self.start_in(serial, &name, spec);
-        if made.is_err() {
-            self.remove_group(&name);
+        if !matches!(made, Ok(Some(_))) {
+            let killed = self.kill_group(&name);
+            self.abandoned.push(name);
+            self.sweep_groups();
+            killed?;
         }
         made
     }
 
-    fn start_in(&mut self, serial: u64, name: &str, spec: ExecSpec) -> io::Result<u64> {
+    fn start_in(&mut self, serial: u64, name: &str, spec: &ExecSpec) -> io::Result<Option<u64>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let group = rustix::fs::openat(&self.inherited.run, name, flags, Mode::empty())?;
-        let (streams, ends) = open_streams(&spec)?;
+        let (streams, ends) = open_streams(spec)?;
         let oom_kills_before = self.oom_kills();
         let started = Instant::now();
-        let pid = match self.launcher.launch(&spec, &group, &streams)? {
-            Some(pid) => pid,
-            None => {
-                // It was killed for lack of memory. Once: the next attempt is a request of its own.
-                self.launcher = shell::restart_launcher(self.proof, &self.inherited)?;
-                let again = self.launcher.launch(&spec, &group, &streams)?;
-                again
-                    .ok_or_else(|| io::Error::other("the sandbox's launcher does not stay alive"))?
-            }
+        let Some(begun) = self.launcher.launch(spec, &group, &streams)? else {
+            return Ok(None);
         };
         drop(streams);
         let deadline =
@@ -210,8 +216,8 @@ impl Agent {
         };
         let exec = Exec {
             serial,
-            spec,
-            pid,
+            spec: spec.clone(),
+            pid: begun.pid,
             followers: Vec::new(),
             streams: [stream(stdout), stream(stderr)],
             status: None,
@@ -222,8 +228,7 @@ impl Agent {
                 ended: false,
             }),
             terminal: ends.terminal,
-            report: Some(ends.report),
-            complaint: Vec::new(),
+            complaint: begun.failed,
             started,
             deadline,
             drain_deadline: None,
@@ -236,15 +241,12 @@ impl Agent {
                 self.watch(fd.as_fd(), source, serial, EventFlags::IN)?;
             }
         }
-        if let Some(report) = &exec.report {
-            self.watch(report.as_fd(), Source::Report, serial, EventFlags::IN)?;
-        }
         if let Some(input) = &exec.input {
             self.watch(input.fd.as_fd(), Source::Stdin, serial, EventFlags::empty())?;
         }
         self.execs.insert(serial, exec);
         self.forget_old();
-        Ok(serial)
+        Ok(Some(serial))
     }
 
     fn oom_kills(&self) -> u64 {
@@ -395,30 +397,9 @@ impl Agent {
         }
     }
 
-    /// Reads why a program did not start.
-    pub(super) fn read_report(&mut self, serial: u64) {
-        let Some(exec) = self.execs.get_mut(&serial) else {
-            return;
-        };
-        let Some(report) = exec.report.take() else {
-            return;
-        };
-        self.unwatch(report.as_fd());
-        let mut text = Vec::new();
-        // What is said is said in one piece; the end may follow later, or not at all when the program has started.
-        std::fs::File::from(report)
-            .take(4096)
-            .read_to_end(&mut text)
-            .ok();
-        if let Some(exec) = self.execs.get_mut(&serial) {
-            exec.complaint = text;
-        }
-    }
-
     /// The main process has ended: what it wrote is in the pipes now, and only that is waited for. Processes that it left
     /// behind may write on.
     pub(super) fn main_ended(&mut self, serial: u64) {
-        self.read_report(serial);
         let Some(exec) = self.execs.get_mut(&serial) else {
             return;
         };
@@ -544,6 +525,9 @@ impl Agent {
 
     /// Removes the groups of ended execs that no process is in any more.
     pub(super) fn sweep_groups(&mut self) {
+        let mut abandoned = std::mem::take(&mut self.abandoned);
+        abandoned.retain(|group| !self.remove_group(group));
+        self.abandoned = abandoned;
         let left = self
             .execs
             .values()
@@ -628,11 +612,10 @@ impl Agent {
 fn describe_end(exec: &Exec, status: WaitStatus, oom: bool) -> Exit {
     let signal = status.terminating_signal();
     let code = status.exit_status().unwrap_or(0);
-    let complaint = String::from_utf8_lossy(&exec.complaint);
-    let message = complaint.split_once('\n').map(|(errno, what)| {
-        let errno = errno.parse().unwrap_or(0);
-        format!("cannot {what}: {}", io::Error::from_raw_os_error(errno))
-    });
+    let message = exec
+        .complaint
+        .as_ref()
+        .map(|(what, errno)| format!("cannot {what}: {}", io::Error::from_raw_os_error(*errno)));
     let outcome = match (signal, &message) {
         (_, Some(_)) => Outcome::NotStarted,
         _ if exec.timed_out => Outcome::TimedOut,
