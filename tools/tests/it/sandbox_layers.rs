@@ -104,8 +104,7 @@ fn bash(folder: &Path, script: &str) -> String {
 }
 
 /// A chain of 50 layers, each packed on top of all before it, some of forks and of forks of forks, against the same changes of a plain
-/// folder. `DSEC_SEED` chooses others. Mutations: without the join of generations, packs of forks lack what their ancestors did;
-/// if a folder over a whiteout is not opaque, what had been removed is there again.
+/// folder. `DSEC_SEED` chooses others. Mutation: without the join of generations, packs of forks lack what their ancestors did.
 #[test]
 fn a_chain_of_fifty_layers_and_forks_is_what_a_plain_folder_would_be() {
     let seed = std::env::var("DSEC_SEED").map_or(0x00d5_ec00, |seed| seed.parse().unwrap());
@@ -173,8 +172,7 @@ fn holds(folder: &Path, needle: &[u8]) -> bool {
     })
 }
 
-/// Noise does not compress: it lies in a layer as it is. Mutation: without the scrub, its file is found; if the join copies all
-/// generations over each other and drops nothing, what the child deleted is.
+/// Noise does not compress: it lies in a layer as it is. Mutation: without the scrub, its file is found.
 #[test]
 fn what_was_deleted_or_left_out_leaves_no_trace_in_a_layer() {
     let world = World::new();

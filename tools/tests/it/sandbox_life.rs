@@ -261,8 +261,8 @@ fn when_the_daemon_dies_for_good_what_has_no_purpose_ends() {
 }
 
 /// `idle_timeout` counts from the last request's end (from ready, if there was none), whatever the sandbox does: one that is paused has
-/// it too. Nothing here depends on how fast this machine is: only that nobody is ended while a request runs. Mutations: idle from the
-/// request's beginning (`in_use` left out) ends the sandbox under its command; one that is never looked at while paused stays.
+/// it too. Nothing here depends on how fast this machine is: only that nobody is ended while a request runs. Mutation: idle from the
+/// request's beginning (`in_use` left out) ends the sandbox under its command.
 #[test]
 fn an_idle_sandbox_ends_after_its_last_request_and_never_under_one() {
     let world = World::new();

@@ -193,8 +193,7 @@ fn a_shell_at_a_terminal_takes_every_key_and_its_size() {
     );
 }
 
-/// `mypy --strict` on the package, its tests, and the examples of the documentation. Mutations: a parameter without a type, and an
-/// example that names one that is not there.
+/// `mypy --strict` on the package, its tests, and the examples of the documentation.
 #[test]
 fn the_python_package_and_the_examples_have_right_types() {
     let world = World::new();

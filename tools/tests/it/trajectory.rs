@@ -167,8 +167,7 @@ fn a_replay_of_deterministic_commands_gives_an_equal_tree() {
     assert_eq!(other.status.code(), Some(1));
 }
 
-/// Mutations: a replay that goes on in the parent's replay has its process write on; without the cut it has what the parent did later; uploads
-/// that are not kept cannot be sent again.
+/// Mutations: without the cut a replay has what the parent did later; uploads that are not kept cannot be sent again.
 #[test]
 fn a_replay_of_a_forks_fork_begins_with_its_ancestors() {
     let world = World::new();
