@@ -88,19 +88,18 @@ fn what_is_frozen_stands_still() {
     until("it runs", || group.usage().unwrap().cpu_us > 20_000);
     group.freeze(true, PATIENCE).unwrap();
     let before = group.usage().unwrap().cpu_us;
-    let again = start(&group, "while :; do :; done");
-    // What joins a frozen group stands still as well.
+    let mut again = start(&group, "while :; do :; done");
+    // What joins a frozen group is stopped as well; until it is, the group is not.
     until("the second joined", || group.usage().unwrap().pids >= 2);
-    let events = text(&group.run().join("cgroup.events"));
-    assert!(events.lines().any(|line| line == "frozen 1"), "{events}");
+    until("the second stands still", || {
+        text(&group.run().join("cgroup.events")).contains("frozen 1")
+    });
     group.freeze(false, PATIENCE).unwrap();
     until("it goes on", || {
         group.usage().unwrap().cpu_us > before + 20_000
     });
     group.remove(PATIENCE).unwrap();
-    for mut child in [again] {
-        child.wait().unwrap();
-    }
+    again.wait().unwrap();
     shell.wait().unwrap();
 }
 
@@ -120,9 +119,12 @@ fn what_takes_too_much_is_killed_and_counted() {
 /// Mutation: `give_back` does nothing.
 fn unused_memory_is_given_back() {
     let group = group("back");
-    fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
-    let program = std::env::current_exe().unwrap();
-    let line = format!("tail -c 30000000 {} | cat > /dev/null", program.display());
+    let at = std::env::temp_dir().join("back");
+    let line = "truncate -s 64M $0.img && mkfs.ext4 -q $0.img && mkdir $0 && mount -o loop $0.img $0 \
+        && head -c 30000000 /dev/urandom > $0/file && sync && echo 3 > /proc/sys/vm/drop_caches";
+    let made = Command::new("sh").arg("-c").arg(line).arg(&at).status();
+    assert!(made.unwrap().success());
+    let line = format!("cat {}/file > /dev/null", at.display());
     assert!(start(&group, &line).wait().unwrap().success());
     let before = group.usage().unwrap().memory_bytes;
     assert!(before > 10_000_000, "{before}");
