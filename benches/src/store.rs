@@ -128,6 +128,29 @@ impl Binaries {
         command::run(&mut optimize).map(drop)
     }
 
+    /// Gives layers of a directory origin other tags, and publishes a trace beside those.
+    ///
+    /// # Errors
+    /// Where `dsec tag` or `dsec trace apply` fails.
+    pub(crate) fn apply_trace(
+        &self,
+        layers: &[String],
+        tags: &[String],
+        trace: &Path,
+        origin: &Path,
+    ) -> Result<()> {
+        let origin = format!("dir:{}", origin.display());
+        for (layer, tag) in layers.iter().zip(tags) {
+            let mut command = Command::new(&self.dsec);
+            command.args(["tag", layer, tag, "--origin", &origin]);
+            command::run(&mut command)?;
+        }
+        let mut apply = Command::new(&self.dsec);
+        apply.args(["trace", "apply"]).args(tags);
+        apply.arg("--trace").arg(trace).args(["--origin", &origin]);
+        command::run(&mut apply).map(drop)
+    }
+
     /// Publishes trees of the corpus into the store of the work folder, each once for these binaries.
     ///
     /// # Errors

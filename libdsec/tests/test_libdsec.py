@@ -103,7 +103,7 @@ class LibdsecTests(unittest.TestCase):
         self.assertEqual([k.id for k in kids], [k.id for k in again])
         for kid in kids:
             assert isinstance(kid, Sandbox)
-            self.assertEqual(next(kid.trajectory())["body"], {"parent": self.sb.id})
+            self.assertEqual(next(kid.trajectory())["body"], {"parent": self.sb.id, "from": None})
             kid.kill()
         for _ in range(2):
             run = self.sb.commands.run("echo out; exit 3", check=False, request_id="ex", on_stdout=lambda _: None)
@@ -213,6 +213,36 @@ class LibdsecTests(unittest.TestCase):
             self.assertEqual(last.files.read("/w/two"), "2")
             self.assertEqual(last.files.read("/w/keep/f"), "parent\n")
 
+    def test_earlier_steps(self) -> None:
+        write = self.sb.files.write
+        write("/w/f", "1")
+        first = self.sb.snapshot("first")
+        self.assertIsNone(first.layer)
+        write("/w/f", "2")
+        layer = self.sb.pack_diff(f"workspace/steps:{self.sb.id}")
+        write("/w/f", "3")
+        self.assertEqual([(s.name, s.layer) for s in self.sb.steps()], [("first", None), (layer.name, layer.digest)])
+
+        def kid(from_: "libdsec.Step | libdsec.Layer | str | None") -> Sandbox:
+            child = self.sb.fork(from_=from_)[0]
+            assert isinstance(child, Sandbox), child
+            self.addCleanup(child.kill)
+            return child
+
+        kids = [kid(from_) for from_ in (None, "first", first, layer.name, layer)]
+        self.assertEqual([k.files.read("/w/f") for k in kids], ["3", "1", "1", "2", "2"])
+        # Steps are a sandbox's own; a child has its own from then on.
+        self.assertEqual(kids[1].steps(), [])
+        kids[1].snapshot("first")
+        self.sb.forget_step("first")
+        with self.assertRaises(libdsec.NotFoundException) as raised:
+            self.sb.fork(from_="first")
+        self.assertIn(layer.name, str(raised.exception))
+        self.assertEqual(kids[1].files.read("/w/f"), "1")
+        for name in ("", "a/b", "x" * 129, "new\nline"):
+            with self.assertRaises(libdsec.InvalidArgumentException):
+                self.sb.snapshot(name)
+
     def test_async(self) -> None:
         async def work() -> None:
             async with await AsyncSandbox.create(base=BASE, timeout=60) as sb:
@@ -230,6 +260,14 @@ class LibdsecTests(unittest.TestCase):
                 async with await sb.commands.session() as session:
                     await session.run("X=1")
                     self.assertEqual((await session.run("echo $X")).stdout, "1\n")
+                await sb.snapshot("now", request_id="snap")
+                self.assertEqual([step.name for step in await sb.steps()], ["now"])
+                (kid,) = await sb.fork(from_="now", request_id="kid")
+                assert isinstance(kid, AsyncSandbox)
+                self.assertEqual(await kid.changes(), await sb.changes())
+                asked = [e.get("request_id") async for e in sb.trajectory() if e["what"] == "request"]
+                self.assertEqual(asked[-2:], ["snap", "kid"])
+                await kid.kill()
                 handle = await sb.commands.start("echo bg")
                 self.assertEqual((await handle.wait()).stdout, "bg\n")
             self.assertFalse((await AsyncSandbox.connect(sb.id)).id != sb.id)

@@ -179,6 +179,9 @@ pub struct ForkRequest {
     /// How many children.
     #[schema(minimum = 1, maximum = 1000)]
     pub count: u32,
+    /// A snapshot of it or a layer that was made of it, by name: children have its files of then. Without it: those of now.
+    #[serde(default)]
+    pub from: Option<String>,
     /// Seconds that each lives.
     #[serde(default)]
     #[schema(exclusive_minimum = 0, maximum = 1_000_000_000)]
@@ -204,6 +207,45 @@ pub struct ForkReply {
     pub frozen_ms: u64,
     /// Milliseconds that its changes took to copy.
     pub copied_ms: u64,
+}
+
+/// `POST /v1/sandboxes/ID/steps`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotRequest {
+    /// What the snapshot is to be called.
+    #[schema(min_length = 1, max_length = 128)]
+    pub name: String,
+}
+
+/// Answer to a [`SnapshotRequest`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct SnapshotReply {
+    /// The snapshot.
+    #[serde(flatten)]
+    pub step: Step,
+    /// Milliseconds that the sandbox stood still.
+    pub frozen_ms: u64,
+    /// Milliseconds that its changes took to copy.
+    pub copied_ms: u64,
+}
+
+/// What a sandbox can be forked from, besides what it is now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Step {
+    /// Its name: of a layer, `axis/name:version`.
+    pub name: String,
+    /// The layer's digest; a snapshot has none.
+    pub layer: Option<String>,
+    /// Milliseconds since 1970 when it was made.
+    pub created_ms: u64,
+}
+
+/// `GET /v1/sandboxes/ID/steps`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Steps {
+    /// By time.
+    pub steps: Vec<Step>,
 }
 
 /// `POST /v1/sandboxes/ID/pack_diff`.

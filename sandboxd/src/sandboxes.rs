@@ -6,9 +6,11 @@
 mod changes;
 mod derive;
 mod mirror;
+mod pack;
 mod place;
 mod plan;
 mod queue;
+mod steps;
 
 pub use changes::Changes;
 
@@ -20,7 +22,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::api::{CreateRequest, SandboxInfo, State};
 use crate::backend::{Backends, Door, Place, Plan};
-use crate::container::cgroup::Usage;
 use crate::disk::Disks;
 use crate::error::{ApiError, ErrorKind};
 use crate::faults;
@@ -78,6 +79,8 @@ pub(crate) struct Sandbox {
     touched_ms: AtomicU64,
     /// Requests that are being answered: a long one is use as well.
     in_use: AtomicUsize,
+    /// Why it is being ended, from before it is.
+    ending: std::sync::OnceLock<String>,
     /// Orders what changes its state.
     changing: tokio::sync::Mutex<()>,
 }
@@ -89,6 +92,7 @@ impl Sandbox {
             held: Mutex::new(held),
             touched_ms: AtomicU64::new(now_ms()),
             in_use: AtomicUsize::new(0),
+            ending: std::sync::OnceLock::new(),
             changing: tokio::sync::Mutex::default(),
         }
     }
@@ -569,6 +573,7 @@ impl Service {
         if record.info.state == State::Gone {
             return Ok(());
         }
+        let reason = sandbox.ending.get_or_init(|| reason.to_owned());
         self.networks.close(&record.info.id);
         if let Some(place) = &record.place {
             self.backends.of(place)?.kill(place)?;
@@ -577,6 +582,7 @@ impl Service {
         record.info.state = State::Gone;
         record.info.reason = Some(reason.to_owned());
         record.frozen.clear();
+        record.steps.retain(|kept| kept.folder.is_none());
         self.store.put(&record).map_err(on_disk)?;
         self.trajectory.ended(&record.info.id, reason)?;
         tracing::info!(id = record.info.id, reason, "ended");
@@ -666,26 +672,6 @@ impl Service {
         self.store.put(&record).map_err(on_disk)?;
         *sandbox.lock() = record;
         Ok(sandbox.info())
-    }
-
-    /// What a sandbox uses.
-    ///
-    /// # Errors
-    /// `SandboxGone`.
-    pub(crate) fn usage(&self, sandbox: &Sandbox) -> Result<Usage, ApiError> {
-        let place = living(&sandbox.record())?;
-        Ok(self.backends.of(&place)?.usage(&place)?)
-    }
-
-    /// Whether a sandbox lives, and if not, why: for those whose connection to it broke.
-    pub(crate) fn reason(&self, sandbox: &Sandbox) -> Option<String> {
-        let record = sandbox.record();
-        match &record.place {
-            Some(place) if record.info.state != State::Gone => {
-                (!self.lives(place)).then(|| "its first process ended".to_owned())
-            }
-            _ => Some(record.info.reason.unwrap_or_default()),
-        }
     }
 
     /// Living sandboxes, for the metrics: running and paused.

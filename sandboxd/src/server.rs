@@ -6,15 +6,18 @@ mod execs;
 mod files;
 mod openapi;
 mod recorded;
+mod steps;
 mod trajectory;
 
 pub(crate) use ended::take_over;
 
 use std::sync::Arc;
 
+use axum::body::{Body, to_bytes};
 use axum::extract::{FromRef, FromRequestParts, Path, Query, State};
-use axum::http::StatusCode;
 use axum::http::request::Parts;
+use axum::http::{StatusCode, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -31,6 +34,9 @@ use crate::error::{ApiError, ErrorKind};
 use crate::keys::Keys;
 use crate::sandboxes::{Sandbox, Service};
 use openapi::Failures;
+
+/// Bodies of this many bytes are read before they are looked at.
+const SMALL_BYTES_MAX: usize = 64 << 10;
 
 /// What every handler needs.
 #[derive(Debug, Clone)]
@@ -165,7 +171,28 @@ pub fn router(
             app.clone(),
             e2b::by_host,
         ))
+        .layer(axum::middleware::from_fn(read_small))
         .with_state(app))
+}
+
+/// Reads small bodies before anything is answered: a client that is told something earlier, such as that its sandbox is gone, may see a
+/// broken connection in place of the answer, or break its next request on it.
+async fn read_small(request: axum::extract::Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    let len = parts.headers.get(header::CONTENT_LENGTH);
+    let len = len.and_then(|len| len.to_str().ok()?.parse::<usize>().ok());
+    let body = match len {
+        Some(len) if len <= SMALL_BYTES_MAX => match to_bytes(body, len).await {
+            Ok(bytes) => Body::from(bytes),
+            Err(e) => {
+                let message = format!("the request broke off: {e}");
+                return ApiError::new(ErrorKind::Invalid, message).into_response();
+            }
+        },
+        _ => body,
+    };
+    next.run(axum::extract::Request::from_parts(parts, body))
+        .await
 }
 
 fn native(app: &App) -> OpenApiRouter<App> {
@@ -178,6 +205,8 @@ fn native(app: &App) -> OpenApiRouter<App> {
         .routes(routes!(usage))
         .routes(routes!(fork))
         .routes(routes!(pack_diff))
+        .routes(routes!(steps::list, steps::snapshot))
+        .routes(routes!(steps::forget))
         .routes(routes!(execs::start, execs::list))
         .routes(routes!(execs::wait))
         .routes(routes!(execs::attach))

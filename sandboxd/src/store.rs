@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::{SandboxInfo, State};
+use crate::api::{SandboxInfo, State, Step};
 use crate::backend::Place;
 use crate::container::cgroup::Limits;
 use crate::network::policy::Rule;
@@ -47,6 +47,27 @@ pub struct Record {
     pub network: Vec<Rule>,
     /// Folders with the changes of its ancestors, lowest first, on top of the layers.
     pub frozen: Vec<PathBuf>,
+    /// Its snapshots and the layers that were made of it, by time.
+    #[serde(default)]
+    pub steps: Vec<KeptStep>,
+}
+
+/// A step, and where it is kept if it is a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptStep {
+    /// What everybody may see.
+    #[serde(flatten)]
+    pub step: Step,
+    /// The copy of what the sandbox had changed.
+    pub folder: Option<PathBuf>,
+}
+
+impl Record {
+    /// Copies of changes that must stay.
+    pub(crate) fn stands_on(self) -> Vec<PathBuf> {
+        let kept = self.steps.into_iter().filter_map(|kept| kept.folder);
+        self.frozen.into_iter().chain(kept).collect()
+    }
 }
 
 /// See the head of this file.

@@ -387,6 +387,13 @@ impl Trajectory {
         locked(&log).running.remove(&ticket.request_id);
     }
 
+    /// Ends when a request that is being carried out is not any more; `None` if it is not.
+    pub fn running(&self, sandbox: &str, request_id: &str) -> Option<watch::Receiver<()>> {
+        let log = self.log(sandbox);
+        let running = locked(&log).running.get(request_id)?.subscribe();
+        Some(running)
+    }
+
     /// What is known of an id, without taking anything up.
     ///
     /// # Errors

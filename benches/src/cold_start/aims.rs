@@ -179,15 +179,20 @@ fn per_traced(report: &Report, aims: &mut Vec<Aim>) {
                         .row(workload, way, bandwidth)
                         .map(|r| r.median.done_s)
                 };
-                if let Some(foreign) = done(Way::ForeignTrace) {
-                    aims.push(Aim::at_most(
-                        format!(
-                            "{workload} with the trace of another, {}: multiple of on demand",
-                            bandwidth_name(bandwidth)
-                        ),
-                        1.05,
-                        done(Way::OnDemand).map(|own| foreign / own),
-                    ));
+                for (way, how) in [
+                    (Way::ForeignTrace, "optimised"),
+                    (Way::ForeignApplied, "applied"),
+                ] {
+                    if let Some(foreign) = done(way) {
+                        aims.push(Aim::at_most(
+                            format!(
+                                "{workload} with the trace of another ({how}), {}: multiple of on demand",
+                                bandwidth_name(bandwidth)
+                            ),
+                            1.05,
+                            done(Way::OnDemand).map(|own| foreign / own),
+                        ));
+                    }
                 }
             }
         }

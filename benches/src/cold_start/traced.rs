@@ -1,7 +1,7 @@
 //! Layers that were optimised with the trace of a first run: what the traced ways mount.
 //!
 //! Once for each workload, off the clock: a first start with an empty cache, `dsec trace record`, and `dsec optimize` into the
-//! copy of the store that the origin serves. The trace is the workload's own, or that of another workload on the same
+//! copy of the store that the origin serves (or `dsec trace apply`, which leaves the layers as they are). The trace is the workload's own, or that of another workload on the same
 //! trees.
 
 use std::path::Path;
@@ -21,7 +21,7 @@ use crate::timed;
 fn traced(way: Way, workload: &'static Workload) -> Option<&'static Workload> {
     match way {
         Way::Traced => Some(workload),
-        Way::ForeignTrace => workload::ALL
+        Way::ForeignTrace | Way::ForeignApplied => workload::ALL
             .iter()
             .find(|other| other.name != workload.name && other.trees == workload.trees),
         _ => None,
@@ -30,7 +30,7 @@ fn traced(way: Way, workload: &'static Workload) -> Option<&'static Workload> {
 
 /// Whether a workload can be run in a way: there may be no other workload to have a trace of.
 pub(super) fn applies(way: Way, workload: &'static Workload) -> bool {
-    way != Way::ForeignTrace || traced(way, workload).is_some()
+    !matches!(way, Way::ForeignTrace | Way::ForeignApplied) || traced(way, workload).is_some()
 }
 
 /// The version of the layers that a way mounts.
@@ -38,6 +38,7 @@ pub(super) const fn version(way: Way) -> &'static str {
     match way {
         Way::Traced => "traced",
         Way::ForeignTrace => "foreign",
+        Way::ForeignApplied => "applied",
         _ => "1",
     }
 }
@@ -76,10 +77,9 @@ pub(super) fn prepare(
     daemon.record(&at, &trace)?;
     drop(proc);
     daemon.stop()?;
-    binaries.optimize(
-        &layers(Way::OnDemand, workload),
-        &trace,
-        version(way),
-        store,
-    )
+    let built = layers(Way::OnDemand, workload);
+    if way == Way::ForeignApplied {
+        return binaries.apply_trace(&built, &layers(way, workload), &trace, store);
+    }
+    binaries.optimize(&built, &trace, version(way), store)
 }

@@ -37,6 +37,8 @@ pub(crate) enum Way {
     Traced,
     /// The same with the trace of another workload on the same layers.
     ForeignTrace,
+    /// The same with the trace of another workload, published beside layers that are as they were built.
+    ForeignApplied,
     /// `dsec mount` with everything in the cache on disk.
     Cached,
     /// Mount local EROFS images.
@@ -44,13 +46,14 @@ pub(crate) enum Way {
 }
 
 impl Way {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::EagerGz,
         Self::EagerZst,
         Self::Whole,
         Self::OnDemand,
         Self::Traced,
         Self::ForeignTrace,
+        Self::ForeignApplied,
         Self::Cached,
         Self::Native,
     ];
@@ -64,6 +67,7 @@ impl Way {
             Self::OnDemand => "on demand",
             Self::Traced => "traced",
             Self::ForeignTrace => "foreign trace",
+            Self::ForeignApplied => "foreign trace, applied",
             Self::Cached => "cached",
             Self::Native => "native",
         }
@@ -75,7 +79,11 @@ impl Way {
             Self::EagerGz => Some(Form::TarGz),
             Self::EagerZst => Some(Form::TarZst),
             Self::Whole | Self::Native => Some(Form::ErofsZst),
-            Self::OnDemand | Self::Traced | Self::ForeignTrace | Self::Cached => None,
+            Self::OnDemand
+            | Self::Traced
+            | Self::ForeignTrace
+            | Self::ForeignApplied
+            | Self::Cached => None,
         }
     }
 
@@ -83,7 +91,11 @@ impl Way {
     pub(crate) const fn uses_store(self) -> bool {
         matches!(
             self,
-            Self::OnDemand | Self::Traced | Self::ForeignTrace | Self::Cached
+            Self::OnDemand
+                | Self::Traced
+                | Self::ForeignTrace
+                | Self::ForeignApplied
+                | Self::Cached
         )
     }
 }
@@ -188,7 +200,7 @@ fn warm_programs(setting: &Setting<'_>, way: Way) -> Result<()> {
         Way::EagerGz => programs.extend(["bash".into(), "tar".into(), "gzip".into()]),
         Way::EagerZst => programs.extend(["bash".into(), "tar".into(), "zstd".into()]),
         Way::Whole => programs.extend(["bash".into(), "zstd".into()]),
-        Way::OnDemand | Way::Traced | Way::ForeignTrace | Way::Cached => {
+        Way::OnDemand | Way::Traced | Way::ForeignTrace | Way::ForeignApplied | Way::Cached => {
             programs.extend(
                 setting
                     .binaries
@@ -206,7 +218,9 @@ fn warm_programs(setting: &Setting<'_>, way: Way) -> Result<()> {
 
 fn start_daemon(setting: &Setting<'_>, workload: &Workload, way: Way) -> Result<Option<Layerd>> {
     let cache = match way {
-        Way::OnDemand | Way::Traced | Way::ForeignTrace => setting.work.folder("scratch/cache")?,
+        Way::OnDemand | Way::Traced | Way::ForeignTrace | Way::ForeignApplied => {
+            setting.work.folder("scratch/cache")?
+        }
         Way::Cached => setting.work.folder(&cached_folder(workload))?,
         _ => return Ok(None),
     };
@@ -312,7 +326,7 @@ fn bring(
                 .collect();
             root.mounts = native_mount(setting, workload, &images, &[])?;
         }
-        Way::OnDemand | Way::Traced | Way::ForeignTrace | Way::Cached => {
+        Way::OnDemand | Way::Traced | Way::ForeignTrace | Way::ForeignApplied | Way::Cached => {
             let layers = traced::layers(way, workload);
             if let Some(daemon) = &mut root.daemon {
                 daemon.mount(&layers, at, workload.writes)?;
@@ -390,7 +404,7 @@ fn plain_bytes(setting: &Setting<'_>, workload: &Workload, way: Way, fetched: u6
                 bytes += crate::corpus::file_len(&setting.native_image(tree))?;
             }
         }
-        Way::OnDemand | Way::Traced | Way::ForeignTrace => bytes = fetched,
+        Way::OnDemand | Way::Traced | Way::ForeignTrace | Way::ForeignApplied => bytes = fetched,
         Way::Cached | Way::Native => {}
     }
     Ok(bytes)

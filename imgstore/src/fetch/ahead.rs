@@ -3,7 +3,7 @@
 //! A trace of another workload foresees what nobody will read, and its ranges share the link and the processor with the readers.
 //! So what is fetched first is a guess, of some twenty milliseconds of the link, and each stored byte that is read pays for itself and
 //! half as much again. A trace that fits is followed with growing strides. One that does not fit costs the guess and half of what was
-//! foreseen rightly: a reader who jumps about in it pays for nothing ahead.
+//! foreseen rightly: a reader who jumps about in it pays for nothing ahead, and reads as without a trace.
 
 use std::collections::HashMap;
 
@@ -18,6 +18,8 @@ struct Progress {
     next: usize,
     /// What a reader who comes for that one takes along; 0 after a jump.
     stride: u64,
+    /// The last reader who came for something jumped.
+    jumped: bool,
 }
 
 /// A reader who comes for one of so many segments behind the last one begun is in the trace's order: readers of several files
@@ -60,18 +62,39 @@ impl Ahead {
         allowed.saturating_sub(progress.begun)
     }
 
+    /// Whether a reader who comes for segment `index` is in the order of the layer's trace.
+    pub(super) fn is_in_order(&self, layer: &Digest, index: usize) -> bool {
+        let progress = self.layers.get(layer);
+        let step = progress.and_then(|progress| index.checked_sub(progress.next));
+        step.is_some_and(|step| step < STEP_MAX)
+    }
+
+    /// Whether the last reader who came for something of this layer jumped.
+    pub(super) fn has_jumped(&self, layer: &Digest) -> bool {
+        self.layers
+            .get(layer)
+            .is_some_and(|progress| progress.jumped)
+    }
+
+    /// A reader jumps to segment `index`.
+    pub(super) fn jump(&mut self, layer: &Digest, index: usize) {
+        if let Some(progress) = self.layers.get_mut(layer) {
+            (progress.stride, progress.jumped) = (0, true);
+            progress.next = index + 1;
+        }
+    }
+
     /// A reader takes segment `index` out of what waits of the layer's trace; the bytes to take in all, `max` at most. One who
     /// is in the trace's order takes twice as much each time, one who jumps about in it only what it wants.
     pub(super) fn stride(&mut self, layer: &Digest, index: usize, max: u64) -> u64 {
+        let in_order = self.is_in_order(layer, index);
         let Some(progress) = self.layers.get_mut(layer) else {
             return 0;
         };
-        let behind = index.checked_sub(progress.next);
-        progress.stride = match behind {
-            Some(step) if step < STEP_MAX => {
-                (progress.stride * 2).clamp(STRIDE_MIN, max.max(STRIDE_MIN))
-            }
-            _ => 0,
+        progress.jumped = !in_order;
+        progress.stride = match in_order {
+            true => (progress.stride * 2).clamp(STRIDE_MIN, max.max(STRIDE_MIN)),
+            false => 0,
         };
         progress.stride
     }

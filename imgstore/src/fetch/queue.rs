@@ -5,11 +5,12 @@
 //! after the other, with a bound of bytes on their way, and none is begun while a reader's range waits or is on its way: what is
 //! fetched for nobody must not take bandwidth from somebody. A segment is in the queues or on its way at most once; asking
 //! again for one that only waits as prefetch moves its range to the demand queue, and of a trace's range a piece that begins
-//! there. Threads are started when needed, up to a bound, and stay. A range has its deadline from the moment somebody wants
+//! there; one who does not follow the trace takes single segments out, and has them fetched as without it. Threads are started when needed, up to a bound, and stay. A range has its deadline from the moment somebody wants
 //! it, one of a trace from its beginning. An origin that keeps a thread far beyond that (a dead network file system) has it;
 //! another one is started in its place, up to a bound.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,7 @@ use crate::format::names;
 use crate::ids::Digest;
 use crate::origin::OriginError;
 use crate::store::layer::Layer;
+use traced::TRACED_JOBS_MAX;
 
 /// Most requests at a time.
 const THREADS_MAX: usize = 16;
@@ -35,18 +37,8 @@ const LOST_AFTER: Duration = Duration::from_secs(2);
 const DEMAND_MAX: usize = 8192;
 const PREFETCH_MAX: usize = 64;
 const TRACED_MAX: usize = 8192;
-/// Most ranges of traces on their way.
-const TRACED_JOBS_MAX: usize = 4;
 /// Bytes of traces' ranges on their way, unless told otherwise.
 pub const TRACED_BYTES_MAX: u64 = 4 << 20;
-/// Longest range of a trace: long enough that requests cost little, short enough that what comes first is there soon.
-const TRACED_RANGE_BYTES_MAX: u64 = 2 << 20;
-/// And shortest bound of it, however slow the link or small the budget is.
-const TRACED_RANGE_BYTES_MIN: u64 = 128 << 10;
-/// The bound before anything is known of the link.
-const TRACED_RANGE_BYTES_FIRST: u64 = 512 << 10;
-/// A range of a trace should take about so long: a reader who comes meanwhile shares the link with it.
-const TRACED_RANGE_MS: u64 = 20;
 /// A fetch thread needs little stack: a request, no recursion.
 const STACK_BYTES: usize = 512 << 10;
 
@@ -90,9 +82,12 @@ pub struct Delivery {
     pub spent: Spent,
     /// Segments for which a reader came when they were on their way already.
     pub joined: Vec<usize>,
+    /// Which fetch it is, for [`FetchQueue::settle`].
+    pub run: u64,
 }
 
-/// Takes deliveries, on the thread that fetched. It may block: that thread does nothing else.
+/// Takes deliveries, on the thread that fetched. It may block: that thread does nothing else. What it does not
+/// [settle](FetchQueue::settle) and somebody asks for meanwhile is fetched again when it returns.
 pub type Sink = Arc<dyn Fn(Delivery) + Send + Sync>;
 
 #[derive(Debug)]
@@ -128,6 +123,8 @@ struct State {
     wanted: HashSet<Digest>,
     /// Of those, the ones that somebody asked for again, for a reader.
     joined: HashSet<Digest>,
+    /// Segments that have come and that the sink has not settled: by which fetch, and whether somebody has asked since.
+    arrived: HashMap<Digest, (u64, bool)>,
     /// The deadlines of what is being fetched.
     running: BTreeMap<u64, Instant>,
     next_run: u64,
@@ -151,6 +148,8 @@ pub struct QueueDepth {
     pub demand: usize,
     /// Ranges of read-ahead that no thread has taken.
     pub prefetch: usize,
+    /// Ranges of traces that wait.
+    pub traced: usize,
     /// Ranges that are being fetched or delivered.
     pub running: usize,
 }
@@ -213,52 +212,6 @@ impl Shared {
             state.idle -= 1;
         }
     }
-
-    fn run(&self) {
-        loop {
-            let job = self.next();
-            let first = usize::from(job.priority == Priority::Again);
-            let object = names::pack(&job.plan.pack);
-            tracing::trace!(priority = ?job.priority, first = job.plan.parts.first().map(|p| p.index), segments = job.plan.parts.len(), bytes = job.plan.range.len, "fetching");
-            let start = Instant::now();
-            let from = match job.priority {
-                Priority::Trace => start,
-                _ => job.asked,
-            };
-            let deadline = from + self.patience;
-            let run = self.lock().begin(deadline);
-            let (outcome, spent) =
-                self.origins
-                    .fetch(&object, job.pack_size(), job.plan.range, first, deadline);
-            let took = start.elapsed();
-            if outcome.is_ok() && spent.requests == 1 {
-                self.pace.record(job.plan.range.len, took);
-            }
-            // Forgotten before it is delivered: whoever gets the segment and loses it again may ask at once.
-            let mut state = self.lock();
-            state.running.remove(&run);
-            let joined = state.finish(&job);
-            if job.priority == Priority::Trace && outcome.is_ok() {
-                let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
-                state.set_pace(job.plan.range.len.saturating_mul(1000) / us);
-            }
-            let more = !state.traced.is_empty();
-            drop(state);
-            if more {
-                // The end of this one may be what a trace's next range waited for.
-                self.work.notify_all();
-            }
-            (self.sink)(Delivery {
-                layer: job.layer,
-                plan: job.plan,
-                priority: job.priority,
-                outcome: outcome.map_err(FetchError::from),
-                spent,
-                joined,
-            });
-            self.lock().busy -= 1;
-        }
-    }
 }
 
 impl FetchQueue {
@@ -297,10 +250,11 @@ impl FetchQueue {
         self.shared.pace.worth(bytes)
     }
 
-    /// Whether ranges of a trace of this layer wait: what readers take of it is decided there.
-    pub fn follows(&self, layer: &Digest) -> bool {
+    /// Whether a reader of this segment goes along a trace of the layer that waits: what it takes of that is decided there.
+    pub fn follows(&self, layer: &Digest, index: usize) -> bool {
         let state = self.shared.lock();
-        state.traced.iter().any(|job| job.layer.digest == *layer)
+        let mut waiting = state.traced.iter();
+        state.ahead.is_in_order(layer, index) && waiting.any(|job| job.layer.digest == *layer)
     }
 
     /// What there is to do now.
@@ -309,6 +263,7 @@ impl FetchQueue {
         QueueDepth {
             demand: state.demand.len(),
             prefetch: state.prefetch.len(),
+            traced: state.traced.len(),
             running: state.busy,
         }
     }
@@ -321,6 +276,17 @@ impl FetchQueue {
         }
         drop(state);
         self.shared.work.notify_all();
+    }
+
+    /// Whether a segment has come and is not settled yet.
+    pub fn has_arrived(&self, digest: &Digest) -> bool {
+        self.shared.lock().arrived.contains_key(digest)
+    }
+
+    /// The sink has put a segment of its delivery `run` where readers find it: from now on asking means fetching. Whether somebody
+    /// asked since it came, and must be given it.
+    pub fn settle(&self, digest: &Digest, run: u64) -> bool {
+        self.shared.lock().settle(digest, run)
     }
 
     /// What is known of the link before anything came through the queue: the first ranges of traces are as long as that allows.
@@ -369,14 +335,7 @@ impl FetchQueue {
         let mut refused = Vec::new();
         let asked = Instant::now();
         let mut state = self.shared.lock();
-        let fresh: Vec<usize> = indexes
-            .iter()
-            .copied()
-            .filter(|index| {
-                let segment = layer.manifest.segments.get(*index);
-                segment.is_some_and(|s| state.want(&s.digest(), priority, &self.shared.pace))
-            })
-            .collect();
+        let fresh = state.want_all(layer, indexes, priority, &self.shared.pace);
         if priority == Priority::Trace {
             state.ahead.start(layer.digest);
         }
@@ -425,16 +384,70 @@ impl FetchQueue {
                 outcome: Err(FetchError::Busy),
                 spent: Spent::default(),
                 joined: Vec::new(),
+                run: u64::MAX,
             });
         }
     }
 
+    fn run(&self) -> ! {
+        loop {
+            let shared = &self.shared;
+            let job = shared.next();
+            let first = usize::from(job.priority == Priority::Again);
+            let object = names::pack(&job.plan.pack);
+            tracing::trace!(priority = ?job.priority, first = job.plan.parts.first().map(|p| p.index), segments = job.plan.parts.len(), bytes = job.plan.range.len, "fetching");
+            let start = Instant::now();
+            let from = match job.priority {
+                Priority::Trace => start,
+                _ => job.asked,
+            };
+            let deadline = from + shared.patience;
+            let run = shared.lock().begin(deadline);
+            let (outcome, spent) =
+                shared
+                    .origins
+                    .fetch(&object, job.pack_size(), job.plan.range, first, deadline);
+            let took = start.elapsed();
+            if outcome.is_ok() && spent.requests == 1 {
+                shared.pace.record(job.plan.range.len, took);
+            }
+            let mut state = shared.lock();
+            state.running.remove(&run);
+            let joined = state.finish(&job);
+            if outcome.is_ok() {
+                state.arrive(&job, run);
+            }
+            if job.priority == Priority::Trace && outcome.is_ok() {
+                let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
+                state.set_pace(job.plan.range.len.saturating_mul(1000) / us);
+            }
+            let more = !state.traced.is_empty();
+            drop(state);
+            if more {
+                // The end of this one may be what a trace's next range waited for.
+                shared.work.notify_all();
+            }
+            (shared.sink)(Delivery {
+                layer: Arc::clone(&job.layer),
+                plan: job.plan.clone(),
+                priority: job.priority,
+                outcome: outcome.map_err(FetchError::from),
+                spent,
+                joined,
+                run,
+            });
+            let unsettled = shared.lock().leave(&job, run);
+            self.push(&job.layer, &unsettled, Priority::Demand);
+            shared.lock().busy -= 1;
+        }
+    }
+
     fn start_thread(&self) {
-        let shared = Arc::clone(&self.shared);
+        let queue = self.clone();
         let spawned = std::thread::Builder::new()
             .name("fetch".to_owned())
             .stack_size(STACK_BYTES)
-            .spawn(move || shared.run());
+            .spawn(move || queue.run());
         if let Err(error) = spawned {
             tracing::error!(%error, "cannot start a fetch thread");
             self.shared.lock().threads -= 1;
@@ -461,8 +474,50 @@ impl State {
         lost.count().min(LOST_MAX)
     }
 
+    /// Those of these segments that must be queued now.
+    fn want_all(
+        &mut self,
+        layer: &Layer,
+        indexes: &[usize],
+        priority: Priority,
+        pace: &Pace,
+    ) -> Vec<usize> {
+        let Some(first) = indexes.first() else {
+            return Vec::new();
+        };
+        let jumps = match priority {
+            Priority::Demand | Priority::Again => !self.ahead.is_in_order(&layer.digest, *first),
+            // Read-ahead of one who follows comes with the trace.
+            Priority::Prefetch => self.ahead.has_jumped(&layer.digest),
+            Priority::Trace => false,
+        };
+        let mut fresh = Vec::new();
+        for index in indexes {
+            let Some(segment) = layer.manifest.segments.get(*index) else {
+                continue;
+            };
+            let digest = segment.digest();
+            if jumps && self.take_out(&digest) {
+                if priority != Priority::Prefetch {
+                    self.ahead.jump(&layer.digest, *index);
+                }
+                fresh.push(*index);
+            } else if self.want(&digest, priority, pace) {
+                fresh.push(*index);
+            }
+        }
+        fresh
+    }
+
     /// Whether the segment must be queued now: it was not wanted yet. Moves a waiting one forward for a reader otherwise.
     fn want(&mut self, digest: &Digest, priority: Priority, pace: &Pace) -> bool {
+        if priority == Priority::Again {
+            // What has come is what was damaged.
+            self.arrived.remove(digest);
+        } else if let Some((_, asked)) = self.arrived.get_mut(digest) {
+            *asked |= priority != Priority::Trace;
+            return false;
+        }
         if self.wanted.insert(*digest) {
             return true;
         }
@@ -487,113 +542,25 @@ impl State {
         }
     }
 
-    /// Takes what begins with this segment out of the trace's range `at`.
-    fn promote_traced(&mut self, at: usize, digest: &Digest, pace: &Pace) {
-        let Some(Job { layer, plan, .. }) = self.traced.remove(at) else {
-            return;
-        };
-        let segments = &layer.manifest.segments;
-        let is_it = |index: usize| segments.get(index).is_some_and(|s| s.digest() == *digest);
-        let index = plan.parts.iter().map(|p| p.index).find(|i| is_it(*i));
-        let index = index.unwrap_or(usize::MAX);
-        let max = self.traced_range_bytes / 2;
-        let (before, taken, behind) = match self.ahead.stride(&layer.digest, index, max) {
-            // One who jumps about reads as without a trace.
-            0 => plan.take_pair(index, |bytes| pace.worth(bytes)),
-            stride => {
-                let (before, taken, behind) = plan.take(index, stride);
-                // Its own segment is one that was foreseen and read; of the others the data plane will not say.
-                let parts = taken.iter().flat_map(|plan| &plan.parts);
-                let bytes = parts.clone().next().map_or(0, |part| part.len);
-                self.ahead.begin(&layer.digest, bytes);
-                self.ahead.read(&layer.digest, bytes);
-                (before, taken, behind)
-            }
-        };
-        let last = taken.iter().flat_map(|plan| &plan.parts).next_back();
-        self.ahead.pass(&layer.digest, last.map(|part| part.index));
-        let job = |plan, priority| Job {
-            layer: Arc::clone(&layer),
-            plan,
-            priority,
-            asked: Instant::now(),
-        };
-        for plan in [behind, before].into_iter().flatten() {
-            self.traced.insert(at, job(plan, Priority::Trace));
-        }
-        self.demand
-            .extend(taken.map(|plan| job(plan, Priority::Demand)));
+    /// The bytes of a job are here, and its sink will settle them.
+    fn arrive(&mut self, job: &Job, run: u64) {
+        self.arrived
+            .extend(job.digests().map(|d| (d, (run, false))));
     }
 
-    /// A trace's ranges are as long as takes about [`TRACED_RANGE_MS`].
-    fn set_pace(&mut self, bytes_per_ms: u64) {
-        let bytes = bytes_per_ms.saturating_mul(TRACED_RANGE_MS);
-        self.traced_range_bytes = bytes.clamp(TRACED_RANGE_BYTES_MIN, TRACED_RANGE_BYTES_MAX);
-    }
-
-    /// Longest range of a trace that the link and the budget bear.
-    fn range_bytes_max(&self, budget: u64) -> u64 {
-        let known = match self.traced_range_bytes {
-            0 => TRACED_RANGE_BYTES_FIRST,
-            bytes => bytes,
-        };
-        known.min((budget / 2).max(TRACED_RANGE_BYTES_MIN))
-    }
-
-    /// Cuts the next range of a trace to this.
-    fn shorten_front(&mut self, max: u64) {
-        let long = |job: &&Job| job.plan.range.len > max;
-        if self.traced.front().filter(long).is_none() {
-            return;
-        }
-        let Some(Job { layer, plan, .. }) = self.traced.pop_front() else {
-            return;
-        };
-        let first = plan.parts.first().map_or(usize::MAX, |part| part.index);
-        let (before, taken, behind) = plan.take(first, max);
-        for plan in [behind, taken, before].into_iter().flatten() {
-            self.traced.push_front(Job {
-                layer: Arc::clone(&layer),
-                plan,
-                priority: Priority::Trace,
-                asked: Instant::now(),
-            });
+    fn settle(&mut self, digest: &Digest, run: u64) -> bool {
+        match self.arrived.entry(*digest) {
+            Entry::Occupied(entry) if entry.get().0 == run => entry.remove().1,
+            _ => false,
         }
     }
 
-    /// The next range of a trace, if one may begin.
-    fn next_traced(&mut self, bytes_max: u64) -> Option<Job> {
-        if self.demanding > 0 {
-            return None;
-        }
-        let max = self.range_bytes_max(bytes_max);
-        // One range is the guess.
-        let left = |job: &Job| self.ahead.left(&job.layer.digest, max);
-        // Not in dribs and drabs: a reader who is faster takes what it needs.
-        let may = |job: &Job| left(job) >= job.plan.range.len.min(max / 2);
-        let mut seen = HashSet::new();
-        let mut jobs = self.traced.iter();
-        // A layer's ranges come in their order: a short one further back is no reason to ask for it alone.
-        let at = jobs.position(|job| seen.insert(job.layer.digest) && may(job))?;
-        let max = self.traced.get(at).map_or(0, left).min(max);
-        // The layers that must wait keep their order behind it.
-        if let Some(job) = self.traced.remove(at) {
-            self.traced.push_front(job);
-        }
-        self.shorten_front(max);
-        let len = self.traced.front()?.plan.range.len;
-        let fits = self.tracing == 0
-            || (self.tracing < TRACED_JOBS_MAX && self.tracing_bytes + len <= bytes_max);
-        if !fits {
-            return None;
-        }
-        self.tracing += 1;
-        self.tracing_bytes += len;
-        let job = self.traced.pop_front()?;
-        let last = job.plan.parts.last().map(|part| part.index);
-        self.ahead.begin(&job.layer.digest, len);
-        self.ahead.pass(&job.layer.digest, last);
-        Some(job)
+    /// The sink is through with a job; what it left out although somebody asked for it.
+    fn leave(&mut self, job: &Job, run: u64) -> Vec<usize> {
+        let parts = job.plan.parts.iter().zip(job.digests());
+        let unsettled =
+            parts.filter_map(|(part, digest)| self.settle(&digest, run).then_some(part.index));
+        unsettled.collect()
     }
 
     /// A job has ended; the segments for which a reader came meanwhile.
@@ -619,6 +586,8 @@ impl State {
         joined
     }
 }
+
+mod traced;
 
 #[cfg(test)]
 mod tests;

@@ -294,6 +294,24 @@ mod tests {
         assert!(error.contains("device slot 1"), "{error}");
     }
 
+    /// Whichever bound stops it: a frame whose header does not say its length is not streamed, and `copy` ends behind the size.
+    #[test]
+    fn a_frame_that_grows_without_end_is_cut_off_near_the_size_of_the_image() {
+        let (origin, manifest, _) = fixture();
+        // Its header does not say how long it is.
+        let mut bomb = zstd::stream::Encoder::new(Vec::new(), 3).unwrap();
+        io::copy(&mut io::repeat(0).take(64 << 20), &mut bomb).unwrap();
+        put(&origin, &manifest, &bomb.finish().unwrap());
+        let file = tempfile::tempfile().unwrap();
+        let error = stream(&*origin, &manifest, &file).unwrap_err();
+        assert!(
+            matches!(error, MetaFileError::Layer(LayerError::Damaged { .. })),
+            "{error}"
+        );
+        let bound = manifest.meta.size + 2 * to_u64(STEP_BYTES);
+        assert!(file.metadata().unwrap().len() <= bound);
+    }
+
     #[test]
     fn a_small_image_costs_one_request_and_a_missing_one_is_said_to_be_missing() {
         let (origin, manifest, _) = fixture();

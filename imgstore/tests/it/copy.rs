@@ -112,6 +112,7 @@ fn dictionaries_come_as_segments() {
 
 /// Whatever write a copy dies at: every tag on the target is whole, and doing it again finishes. Red when the tag is written
 /// before the placement, or the manifest before the packs and a tag was there.
+/// Mutation: the tag is written before the manifest.
 #[test]
 fn a_copy_that_dies_at_any_write_leaves_no_half_layer() {
     let from = pair();

@@ -102,6 +102,7 @@ fn a_part_holds_the_chosen_workloads_and_nothing_else_within_its_bound() {
     }
 }
 
+/// Mutation: `known::find` finds nothing.
 #[test]
 fn a_part_grows_by_other_workloads_and_stores_nothing_twice() {
     let mut spool = Spool::new();

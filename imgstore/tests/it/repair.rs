@@ -45,6 +45,7 @@ fn what_is_right_is_left_alone() {
 }
 
 /// Every object that a layer needs, damaged in every way, and the tag as well: mended from a copy, byte for byte.
+/// Mutation: `run` does not put the manifest.
 #[test]
 fn every_kind_of_object_is_mended() {
     let Pair { origin: good, .. } = pair();

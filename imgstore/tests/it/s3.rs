@@ -86,6 +86,7 @@ fn layers_are_built_listed_and_verified_in_a_bucket() {
     assert_eq!(report.damage[0].object, pack);
 }
 
+/// Mutation: `S3Origin::remove` leaves manifests.
 #[test]
 fn garbage_is_collected_in_a_bucket() {
     let server = Server::start();

@@ -4,17 +4,18 @@
 //! Neither is verified here. When a pack is gone, the placement is read again once, for it may have moved.
 //!
 //! What a trace foresaw goes to the cache first and then over, frame by frame: nobody waits for most of it, and the data plane
-//! keeps only what somebody does wait for. Whoever asks for it in between is answered by the frame that is about to go.
+//! keeps only what somebody does wait for. Whoever asks for it in between is answered by the frame that is about to go: the
+//! queue knows what has come until it is settled here.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use imgstore::fetch::health::OriginHealth;
-use imgstore::fetch::origins::OriginSet;
+use imgstore::fetch::origins::{Fetched, OriginSet};
 use imgstore::fetch::plan::{Part, with_partner};
 use imgstore::fetch::queue::{Delivery, FetchError, FetchQueue, Priority, QueueDepth};
+use imgstore::format::frame::{frame_len_max, verified};
 use imgstore::format::manifest::SEGMENTS_MAX;
 use imgstore::ids::{Digest, to_u64};
 use imgstore::store::cache::{Kept, SegmentCache};
@@ -47,12 +48,7 @@ struct Target {
     self_test: Mutex<Option<Arc<SelfTest>>>,
     warned: Mutex<Option<Instant>>,
     unwarned: AtomicU64,
-    /// Segments that were handed over and are not in the cache yet, and whether somebody has asked for them meanwhile: they
-    /// are handed over once more then, and not fetched.
-    handed: Mutex<HashMap<Digest, bool>>,
     loading: AtomicUsize,
-    /// Segments whose frames are here and go to the data plane in a moment: whoever asks for one is answered by that.
-    coming: Mutex<HashSet<Digest>>,
 }
 
 /// See the head of this file.
@@ -81,9 +77,7 @@ impl Feed {
             self_test: Mutex::new(None),
             warned: Mutex::new(None),
             unwarned: AtomicU64::new(0),
-            handed: Mutex::new(HashMap::new()),
             loading: AtomicUsize::new(0),
-            coming: Mutex::new(HashSet::new()),
         });
         let sink = Arc::clone(&target);
         // The queue holds the sink, and the sink needs the queue: it is put in when there is one.
@@ -126,7 +120,7 @@ impl Feed {
             let (Some(segment), Some((_, range))) = (segment, layer.placement.find(index)) else {
                 continue;
             };
-            if self.target.has(&segment.digest()) {
+            if self.has(&segment.digest()) {
                 continue;
             }
             let Some(rest) = left.checked_sub(range.len) else {
@@ -228,6 +222,13 @@ impl Feed {
         }
     }
 
+    /// Whether a segment is in the cache or on its way there. A disk that cannot tell is treated as empty: the segment
+    /// comes once more than needed.
+    fn has(&self, digest: &Digest) -> bool {
+        self.queue.has_arrived(digest)
+            || self.target.cache.files().contains(digest).unwrap_or(false)
+    }
+
     fn need(&self, digest: Digest, indexes: Vec<usize>, priority: Priority) {
         if self.draining.load(Ordering::Acquire) {
             tracing::debug!(layer = %digest, ?indexes, "left to the next control process");
@@ -243,15 +244,14 @@ impl Feed {
         let again = priority == Priority::Again;
         if let Some(layer) = self.target.layers.get(&digest).filter(|_| !again) {
             let indexes = match *indexes {
-                [index] if priority == Priority::Demand && !self.queue.follows(&digest) => {
+                [index] if priority == Priority::Demand && !self.queue.follows(&digest, index) => {
                     with_partner(&layer, index, |partner, bytes| {
-                        self.queue.worth(bytes) && !self.target.has(partner)
+                        self.queue.worth(bytes) && !self.has(partner)
                     })
                 }
                 _ => indexes,
             };
-            let indexes = self.target.not_coming(&layer, indexes);
-            let indexes = self.target.not_handed(&layer, indexes);
+            let indexes = self.target.not_cached(&layer, indexes);
             self.queue.push(&layer, &indexes, priority);
             return;
         }
@@ -326,18 +326,6 @@ impl Target {
         guard.unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn handed(&self) -> MutexGuard<'_, HashMap<Digest, bool>> {
-        self.handed.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether a segment is in the cache or on its way there. A disk that cannot tell is treated as empty: the segment
-    /// comes once more than needed.
-    fn has(&self, digest: &Digest) -> bool {
-        self.handed().contains_key(digest)
-            || self.coming().contains(digest)
-            || self.cache.files().contains(digest).unwrap_or(false)
-    }
-
     fn send(&self, message: &ToData, bytes: &[u8]) {
         let plane = self.plane().clone();
         if let Some(plane) = plane {
@@ -350,37 +338,39 @@ impl Target {
         self.send(&ToData::Count { layer, counters }, &[]);
     }
 
-    fn coming(&self) -> MutexGuard<'_, HashSet<Digest>> {
-        self.coming.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Those of these segments that are not about to be handed over.
-    fn not_coming(&self, layer: &Layer, mut indexes: Vec<usize>) -> Vec<usize> {
-        let coming = self.coming();
-        if !coming.is_empty() {
-            let segments = &layer.manifest.segments;
-            let here = |index: usize| {
-                segments
-                    .get(index)
-                    .is_some_and(|s| coming.contains(&s.digest()))
-            };
-            indexes.retain(|index| !here(*index));
-        }
+    /// Those of these segments that are not in the cache. A reader looks there before it asks, but its question may be older than
+    /// what a trace brought meanwhile: it is given that.
+    fn not_cached(&self, layer: &Layer, mut indexes: Vec<usize>) -> Vec<usize> {
+        indexes.retain(|index| !self.give_cached(layer, *index));
         indexes
     }
 
-    /// Those of these segments that are not on their way to the cache. The others are handed over once more when they are there.
-    fn not_handed(&self, layer: &Layer, mut indexes: Vec<usize>) -> Vec<usize> {
-        let mut handed = self.handed();
-        if !handed.is_empty() {
-            let segments = &layer.manifest.segments;
-            indexes.retain(|index| {
-                let segment = segments.get(*index);
-                let asked = segment.and_then(|segment| handed.get_mut(&segment.digest()));
-                asked.map(|asked| *asked = true).is_none()
-            });
-        }
-        indexes
+    /// Hands over a segment from the cache; whether it is there, and right.
+    fn give_cached(&self, layer: &Layer, index: usize) -> bool {
+        let Some(segment) = layer.manifest.segments.get(index) else {
+            return false;
+        };
+        let (digest, len) = (segment.digest(), segment.len());
+        let Ok(Some(frame)) = self.cache.files().read(&digest, frame_len_max(len)) else {
+            return false;
+        };
+        let place = layer.placement.find(index);
+        let (Ok(_), Some((pack, range))) = (verified(&frame, &digest, len), place) else {
+            return false;
+        };
+        let from = Provenance {
+            origin: "the cache".to_owned(),
+            pack: pack.digest,
+            offset: range.start,
+        };
+        let message = ToData::Frame {
+            digest,
+            from,
+            cost: None,
+            traced: None,
+        };
+        self.send(&message, &frame);
+        true
     }
 
     fn deliver(&self, delivery: &Delivery, queue: &FetchQueue) {
@@ -397,13 +387,13 @@ impl Target {
         };
         match &delivery.outcome {
             Ok(fetched) if delivery.priority == Priority::Trace => {
-                let kept = self.keep_first(delivery, &fetched.bytes, &fetched.origin, cost);
+                let kept = self.keep_first(delivery, queue, fetched, cost);
                 if !kept {
                     let cancelled = queue.cancel_traced(|layer| *layer == delivery.layer.digest);
                     self.say_cancelled(cancelled);
                 }
             }
-            Ok(fetched) => self.hand_over(delivery, &fetched.bytes, &fetched.origin, cost),
+            Ok(fetched) => self.hand_over(delivery, queue, fetched, cost),
             Err(error) => {
                 self.count(Some(cost.layer), cost.counters());
                 if delivery.priority == Priority::Trace {
@@ -415,15 +405,13 @@ impl Target {
         }
     }
 
-    fn hand_over(&self, delivery: &Delivery, bytes: &[u8], origin: &str, cost: Cost) {
+    fn hand_over(&self, delivery: &Delivery, queue: &FetchQueue, fetched: &Fetched, cost: Cost) {
         let mut cost = Some(Box::new(cost));
         let layer = &delivery.layer;
-        let frames = frames(delivery, bytes);
-        self.handed()
-            .extend(frames.iter().map(|(_, digest, _)| (*digest, false)));
+        let frames = frames(delivery, &fetched.bytes);
         let frame_of = |part: &Part, digest: &Digest, cost: Option<Box<Cost>>| ToData::Frame {
             digest: *digest,
-            from: provenance(delivery, part, origin),
+            from: provenance(delivery, part, &fetched.origin),
             cost,
             traced: None,
         };
@@ -437,7 +425,7 @@ impl Target {
         let mut written = Counters::default();
         for (part, digest, frame) in &frames {
             self.put(digest, frame, &mut written);
-            if self.handed().remove(digest) == Some(true) {
+            if queue.settle(digest, delivery.run) {
                 self.send(&frame_of(part, digest, None), frame);
             }
         }
@@ -463,12 +451,16 @@ impl Target {
 
     /// Writes what a trace foresaw to the cache and hands it over after that; what readers wait for goes first. Whether
     /// the cache took all of it.
-    fn keep_first(&self, delivery: &Delivery, bytes: &[u8], origin: &str, cost: Cost) -> bool {
+    fn keep_first(
+        &self,
+        delivery: &Delivery,
+        queue: &FetchQueue,
+        fetched: &Fetched,
+        cost: Cost,
+    ) -> bool {
         let mut cost = Some(Box::new(cost));
         let layer = delivery.layer.digest;
-        let mut frames = frames(delivery, bytes);
-        self.coming()
-            .extend(frames.iter().map(|(_, digest, _)| *digest));
+        let mut frames = frames(delivery, &fetched.bytes);
         // Stable: the others stay in the trace's order.
         frames.sort_by_key(|(part, ..)| !delivery.joined.contains(&part.index));
         let mut written = Counters::default();
@@ -477,21 +469,24 @@ impl Target {
             let awaited = delivery.joined.contains(&part.index);
             if !awaited {
                 kept &= self.put(digest, frame, &mut written);
+                // Before it goes: who asks from now on does so because it went by, and then the cache has it.
+                queue.settle(digest, delivery.run);
             }
-            // Before it goes: who asks from now on does so because it went by, and then the cache has it.
-            self.coming().remove(digest);
-            let message = ToData::Frame {
+            let message = |cost| ToData::Frame {
                 digest: *digest,
-                from: provenance(delivery, part, origin),
-                cost: cost.take(),
+                from: provenance(delivery, part, &fetched.origin),
+                cost,
                 traced: Some(Traced {
                     layer,
                     index: part.index,
                 }),
             };
-            self.send(&message, frame);
+            self.send(&message(cost.take()), frame);
             if awaited {
                 kept &= self.put(digest, frame, &mut written);
+                if queue.settle(digest, delivery.run) {
+                    self.send(&message(None), frame);
+                }
             }
         }
         self.count(Some(layer), written);

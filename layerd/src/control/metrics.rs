@@ -387,6 +387,12 @@ fn reading(page: &mut Page, now: &PlaneNow, depth: QueueDepth) {
     page.gauge(
         "fetch_ranges",
         help,
+        &[("state", "traced")],
+        to_u64(depth.traced),
+    );
+    page.gauge(
+        "fetch_ranges",
+        help,
         &[("state", "in_flight")],
         to_u64(depth.running),
     );

@@ -446,7 +446,9 @@ impl Shared {
                 self.work.notify_one();
                 continue;
             }
-            let Some(entry) = state.pending.entries.get_mut(&digest) else {
+            // Its frame may have come since the look: it is answered already, or about to be.
+            let entry = state.pending.entries.get_mut(&digest);
+            let Some(entry) = entry.filter(|entry| entry.stage != Stage::Decoding) else {
                 continue;
             };
             if there {

@@ -129,9 +129,20 @@ fn damaged(dice: &mut Dice, corpus: &[Vec<u8>]) -> Vec<u8> {
 fn read_all<T: Serialize + DeserializeOwned>(bytes: &[u8]) -> (usize, bool) {
     let (mut rest, mut count) = (bytes, 0);
     loop {
+        let at = rest;
         match read_message::<T>(&mut rest) {
             Ok(None) => return (count, true),
-            Err(_) => return (count, false),
+            Err(error) => {
+                // Mutation: `&&` in place of `||` where the lengths are compared with their bounds.
+                let long = |at: &[u8], max: u32| {
+                    let bytes: [u8; 4] = at[..4].try_into().unwrap();
+                    u32::from_le_bytes(bytes) > max
+                };
+                if at.len() >= 8 && (long(at, HEAD_BYTES_MAX) || long(&at[4..], BLOB_BYTES_MAX)) {
+                    assert!(error.to_string().contains("expected at most"), "{error}");
+                }
+                return (count, false);
+            }
             Ok(Some((message, blob))) => {
                 count += 1;
                 let mut again = Vec::new();

@@ -1,7 +1,9 @@
 //! A layerd of one test, its mounts, and a guard that leaves neither processes nor mounts behind.
 
 use std::fs::{self, File};
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -148,6 +150,21 @@ impl Daemon {
 
     pub(crate) fn cache(&self) -> PathBuf {
         self.folder.join("cache")
+    }
+
+    /// A number of `GET /metrics`: of the line that begins with this.
+    pub(crate) fn metric(&self, name: &str) -> u64 {
+        let mut stream = UnixStream::connect(self.socket()).unwrap();
+        stream
+            .write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            .unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        let line = text.lines().find_map(|l| l.strip_prefix(name));
+        line.unwrap_or_else(|| panic!("{name} is not in {text}"))
+            .trim()
+            .parse()
+            .unwrap()
     }
 
     pub(crate) fn socket(&self) -> PathBuf {

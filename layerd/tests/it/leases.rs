@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io::Read;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Condvar, Mutex};
@@ -63,20 +62,6 @@ fn untag(world: &World, tag: &str) {
     tags::untag(&origin(world), &tag.parse().unwrap()).unwrap();
 }
 
-fn metric(daemon: &Daemon, name: &str) -> u64 {
-    let mut stream = UnixStream::connect(daemon.socket()).unwrap();
-    stream
-        .write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        .unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    let line = text.lines().find_map(|l| l.strip_prefix(name));
-    line.unwrap_or_else(|| panic!("{name} is not in {text}"))
-        .trim()
-        .parse()
-        .unwrap()
-}
-
 /// Mutation, seen red: a mount that does not wait for its lease.
 #[test]
 fn a_mounted_layer_is_leased_from_before_the_mount_until_after_the_unmount() {
@@ -88,7 +73,7 @@ fn a_mounted_layer_is_leased_from_before_the_mount_until_after_the_unmount() {
     let leases = leased(&world);
     assert_eq!(leases.len(), 1);
     assert_eq!(leases[0].2, BTreeSet::from([layer.digest]));
-    assert_eq!(metric(&daemon, "dsec_layerd_leased_layers "), 1);
+    assert_eq!(daemon.metric("dsec_layerd_leased_layers "), 1);
 
     let reference: LayerRef = layer.digest.to_string().parse().unwrap();
     let refused = tags::remove(&origin(&world), &reference)
@@ -108,7 +93,7 @@ fn a_mounted_layer_is_leased_from_before_the_mount_until_after_the_unmount() {
     daemon.client().umount(&mnt).unwrap();
     assert_eq!(leased(&world), []);
     assert_eq!(packs(&gc(&world)), layer.placement.packs.len());
-    assert_eq!(metric(&daemon, "dsec_layerd_lease_failures_total "), 0);
+    assert_eq!(daemon.metric("dsec_layerd_lease_failures_total "), 0);
     assert!(daemon.end(Signal::TERM));
 }
 
@@ -220,7 +205,7 @@ fn an_origin_that_cannot_be_written_is_no_obstacle() {
     let mnt = world.folder("mnt");
     daemon.mount(&["base/t:1"], &mnt, false);
     assert_eq!(leased(&world), []);
-    assert!(metric(&daemon, "dsec_layerd_lease_failures_total ") >= 1);
+    assert!(daemon.metric("dsec_layerd_lease_failures_total ") >= 1);
     assert_eq!(
         daemon.log().matches("no lease for what is mounted").count(),
         1

@@ -107,6 +107,7 @@ fn unfinished<T>(readers: &[ScopedJoinHandle<'_, T>]) -> bool {
 }
 
 /// The requests that the outage broke are repeated: without that these readers would get EIO.
+/// Mutation: the deadline of a range is a thousandth of the patience.
 #[test]
 fn an_origin_that_stops_and_comes_back_costs_readers_time_and_nothing_else() {
     let world = World::new();

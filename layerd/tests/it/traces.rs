@@ -97,7 +97,7 @@ fn expected(layer: &Digest) -> Trace {
     }))
 }
 
-/// Mutation that turns it red: `Touched::note` called for every block, also those that were read before.
+/// That a block which is read twice counts once is seen by the data plane's own test: here the kernel keeps what it has read.
 #[test]
 fn a_trace_holds_exactly_the_first_reads_in_their_order() {
     let (world, layer, data) = world();
@@ -169,6 +169,7 @@ fn a_second_start_fetches_what_the_first_one_read_in_a_fifth_of_the_requests() {
     );
 }
 
+/// Mutation: `Foresight::of` does not look at `no_trace`.
 #[test]
 fn without_a_trace_or_a_budget_nothing_is_fetched_before_it_is_read() {
     let (world, _, data) = world();
@@ -241,6 +242,7 @@ fn a_published_trace_and_a_given_one_bring_exactly_the_traced_segments() {
 }
 
 /// Damaged, missing, of another layer, or no trace at all: a message, and the mount is as without.
+/// Mutation: a published trace of other layers is followed.
 #[test]
 fn a_trace_that_cannot_be_used_is_a_message_and_no_failure() {
     let (world, layer, data) = world();
@@ -283,8 +285,8 @@ fn a_trace_that_cannot_be_used_is_a_message_and_no_failure() {
 }
 
 /// By order, not by time. While a reader's request is on its way, no range of the trace begins; the ones that were on their way
-/// keep to the budget. Mutations that turn it red: no `demanding > 0` in `FetchQueue::next_traced` (the trace goes on while
-/// the reader waits); demand behind the trace in `FetchQueue::next` (the reader's request never comes).
+/// keep to the budget. Mutation: demand behind the trace in `FetchQueue::next` (the reader's request never comes). That no range
+/// of a trace begins while a reader waits: `fetch::queue::traced_tests`.
 #[test]
 fn readers_come_first_and_the_budget_holds() {
     let (world, _, data) = world();
@@ -333,7 +335,7 @@ fn readers_come_first_and_the_budget_holds() {
 }
 
 /// A trace of somebody else costs the first guess, however long its layer is mounted; one that readers follow is fetched to
-/// its end. Mutations that turn it red: `Ahead::may_begin` is always true; the data plane says nothing of what is read.
+/// its end. Mutation: the queue is blind (`set_blind(true)`).
 #[test]
 fn a_trace_that_nobody_follows_costs_little() {
     let (world, _, data) = world();
@@ -361,7 +363,7 @@ fn a_trace_that_nobody_follows_costs_little() {
 }
 
 /// A reader of what the trace has on its way waits for that, and asks for nothing again; one of what still waits there takes
-/// it out. Mutation: `not_coming` and `State::want` let the segment through (it is fetched twice).
+/// it out. Mutation: `State::want` lets the segment through, wanted or arrived (it is fetched twice).
 #[test]
 fn a_reader_joins_what_the_trace_is_fetching() {
     let (world, _, data) = world();
@@ -409,7 +411,7 @@ fn a_reader_joins_what_the_trace_is_fetching() {
     );
 }
 
-/// Mutation: no `stop_prefetch` in `free_unused`.
+/// Mutation: `Feed::stop_prefetch` stops nothing.
 #[test]
 fn unmounting_ends_what_a_trace_began() {
     let (world, _, data) = world();
@@ -423,7 +425,10 @@ fn unmounting_ends_what_a_trace_began() {
     until("the trace is being fetched", || {
         !web.asked(&front).is_empty()
     });
+    let waiting = || daemon.metric("dsec_layerd_fetch_ranges{state=\"traced\"} ");
+    assert!(waiting() > 0);
     daemon.client().umount(&mnt).unwrap();
+    assert_eq!(waiting(), 0);
     let asked = web.asked(&front).len();
     web.release(&front);
     until("the range on its way is kept", || {

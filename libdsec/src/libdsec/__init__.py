@@ -27,7 +27,7 @@ from ._errors import (
 )
 from ._commands import CommandHandle, CommandResult, Session
 from ._files import EntryInfo
-from ._sandbox import Layer, Sandbox, SandboxInfo
+from ._sandbox import Layer, Sandbox, SandboxInfo, Step
 from ._watch import Watch, WatchEvent
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "SandboxGoneException",
     "SandboxInfo",
     "Session",
+    "Step",
     "TimeoutException",
     "UnavailableException",
     "UnknownOutcomeException",

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import functools
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, AsyncIterator, Callable, Coroutine, List, Optional, Type, TypeVar, Union
+from typing import Any, AsyncIterator, Callable, Coroutine, Dict, List, Optional, Type, TypeVar, Union
 from typing import TYPE_CHECKING
 
 from ._commands import CommandHandle, Commands, Session
 from ._errors import SandboxException
 from ._files import Files
-from ._sandbox import Sandbox, SandboxInfo
+from ._sandbox import Layer, Sandbox, SandboxInfo, Step
 from ._watch import Watch, WatchEvent
 
 if TYPE_CHECKING:
@@ -193,14 +193,33 @@ class AsyncSandbox:
     pause = _awaited(Sandbox.pause)
     resume = _awaited(Sandbox.resume)
     pack_diff = _awaited(Sandbox.pack_diff)
+    snapshot = _awaited(Sandbox.snapshot)
+    steps = _awaited(Sandbox.steps)
+    forget_step = _awaited(Sandbox.forget_step)
+    changes = _awaited(Sandbox.changes)
     kill = _awaited(Sandbox.kill)
 
     async def fork(
-        self, count: int, timeout: Optional[float] = None
+        self,
+        count: int = 1,
+        timeout: Optional[float] = None,
+        *,
+        from_: Union[str, Step, Layer, None] = None,
+        request_id: Optional[str] = None,
     ) -> "List[Union[AsyncSandbox, SandboxException]]":
         """See :meth:`Sandbox.fork`."""
-        children = await _call(self._inner.fork, count, timeout)
+        fork = functools.partial(self._inner.fork, from_=from_, request_id=request_id)
+        children = await _call(fork, count, timeout)
         return [AsyncSandbox(c) if isinstance(c, Sandbox) else c for c in children]
+
+    async def trajectory(self) -> AsyncIterator[Dict[str, Any]]:
+        """See :meth:`Sandbox.trajectory`."""
+        events = self._inner.trajectory()
+        while True:
+            event: Optional[Dict[str, Any]] = await _call(next, events, None)
+            if event is None:
+                return
+            yield event
 
     def __getattr__(self, name: str) -> Any:
         # What newer versions of `Sandbox` have besides.

@@ -47,6 +47,16 @@ class Layer:
     build: Dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass
+class Step:
+    """What a sandbox can be forked from: a snapshot, or a layer that was made of it."""
+
+    name: str
+    #: The layer's digest; a snapshot has none.
+    layer: Optional[str]
+    created_ms: int
+
+
 class Sandbox:
     """A sandbox. Ends with its ``with`` block, or by ``kill``, or when its time is over."""
 
@@ -169,11 +179,35 @@ class Sandbox:
         packed = self._change("/pack_diff", body, request_id)
         return Layer(packed["name"], packed["layer"], packed["frozen_ms"], packed["build"])
 
+    def snapshot(self, name: str, *, request_id: Optional[str] = None) -> Step:
+        """Keeps its files as they are now, to fork from, for as long as it lives. One of that name is replaced."""
+        return self._step(self._change("/steps", {"name": name}, request_id))
+
+    def steps(self) -> "List[Step]":
+        """What it can be forked from, by time: its snapshots, and the layers that ``pack_diff`` made of it."""
+        return [self._step(body) for body in self._transport.json("GET", self._path("/steps"))["steps"]]
+
+    def forget_step(self, name: str, *, request_id: Optional[str] = None) -> None:
+        """Forgets a step. A layer stays published, and children that stand on a snapshot stay."""
+        path = self._path(f"/steps/{segment(name)}")
+        self._transport.change("DELETE", path, request_id=request_id)
+
+    @staticmethod
+    def _step(body: Mapping[str, Any]) -> Step:
+        return Step(body["name"], body["layer"], body["created_ms"])
+
     def fork(
-        self, count: int, timeout: Optional[float] = None, *, request_id: Optional[str] = None
+        self,
+        count: int = 1,
+        timeout: Optional[float] = None,
+        *,
+        from_: Union[str, Step, Layer, None] = None,
+        request_id: Optional[str] = None,
     ) -> List[Union["Sandbox", SandboxException]]:
-        """Children with the files that it has now. One that fails does not lose the others."""
-        body = {"count": count, "timeout": timeout}
+        """Children with the files that it has now, or had at the step ``from_``: the name of a snapshot or of a layer that
+        ``pack_diff`` made of it. One that fails does not lose the others."""
+        name = from_.name if isinstance(from_, (Step, Layer)) else from_
+        body = {"count": count, "timeout": timeout, "from": name}
         children = self._change("/fork", body, request_id)["children"]
 
         def made(body: Mapping[str, Any]) -> "Union[Sandbox, SandboxException]":

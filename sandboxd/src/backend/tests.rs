@@ -1,3 +1,5 @@
+//! Which backends there are, and what one that lacks a capability answers.
+
 use super::*;
 use crate::error::{ApiError, ErrorKind};
 

@@ -1,9 +1,10 @@
 //! What a sandbox has changed, as one digest: equal for equal trees, whatever the times of their files.
 //!
-//! Looked at while its processes stand still, without a copy. Links are told, never followed.
+//! Looked at while its processes stand still, without a copy. Links are told, never followed. What the ancestors of a forked sandbox
+//! changed counts as its own.
 
 use std::collections::HashMap;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt as _;
@@ -13,16 +14,16 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::mirror::{Joined, joined};
 use super::{Sandbox, Service, blocking, living, on_disk};
 use crate::api::State;
-use crate::error::{ApiError, ErrorKind};
+use crate::error::ApiError;
 
 /// Bytes read at a time.
 const READ_BYTES: usize = 256 << 10;
 /// Most bytes of a file's attribute names, and of one value.
 const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
-/// The overlay's notes that are part of what a tree is; its others are about where a file came from.
-const OPAQUE: &[u8] = b"trusted.overlay.opaque";
+/// The overlay's notes: that a folder hides what lies below is told apart, the others are about where a file came from.
 const OVERLAY: &[u8] = b"trusted.overlay.";
 
 /// Answer to `GET /v1/sandboxes/ID/changes`.
@@ -40,7 +41,7 @@ impl Service {
     /// What a sandbox has changed.
     ///
     /// # Errors
-    /// `SandboxGone`, `Conflict` for a fork, or what the disk says.
+    /// `SandboxGone`, or what the disk says.
     pub(crate) async fn changes(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
@@ -50,20 +51,18 @@ impl Service {
         blocking(move || {
             let record = sandbox.record();
             let place = living(&record)?;
-            if !record.frozen.is_empty() {
-                let message = "this sandbox was forked: what its ancestors changed is not told yet";
-                return Err(ApiError::new(ErrorKind::Conflict, message));
-            }
+            let own = service.store.rw(&record.info.id).join("upper");
+            let generations = [record.frozen.clone(), vec![own]].concat();
             let paused = record.info.state == State::Paused;
             let backend = service.backends.of(&place)?;
             if !paused {
                 backend.freeze(&place)?;
             }
-            let looked = digest(&service.store.rw(&record.info.id).join("upper"));
+            let looked = digest(&generations);
             if !paused {
                 backend.resume(&place)?;
             }
-            looked.map_err(on_disk)
+            looked
         })
         .await
     }
@@ -73,29 +72,24 @@ impl Service {
 struct Sum {
     hasher: blake3::Hasher,
     changes: (u64, u64),
-    /// Files with several names, by their inode, and the first name that was met.
-    linked: HashMap<u64, PathBuf>,
+    /// Files with several names, by generation and inode, and the first name that was met.
+    linked: HashMap<(usize, u64), PathBuf>,
 }
 
-/// The digest of a folder with what an overlay wrote.
-pub(super) fn digest(root: &Path) -> io::Result<Changes> {
+/// The digest of what an overlay wrote, in folders that lie on each other, lowest first.
+pub(super) fn digest(generations: &[PathBuf]) -> Result<Changes, ApiError> {
     let mut sum = Sum {
         hasher: blake3::Hasher::new(),
         changes: (0, 0),
         linked: HashMap::new(),
     };
-    let mut folders = vec![PathBuf::new()];
-    while let Some(folder) = folders.pop() {
-        let listed = fs::read_dir(root.join(&folder))?;
-        let names: Result<Vec<OsString>, _> =
-            listed.map(|entry| entry.map(|e| e.file_name())).collect();
-        let mut names = names?;
-        names.sort();
-        for name in names {
-            let below = folder.join(name);
-            if entry(root, &below, &mut sum)? {
-                folders.push(below);
-            }
+    for (below, joined) in joined(generations)? {
+        // The root's own attributes are the layers'.
+        if let Some(root) = generations
+            .get(joined.of)
+            .filter(|_| below != Path::new(""))
+        {
+            entry(root, (&below, joined), &mut sum).map_err(on_disk)?;
         }
     }
     Ok(Changes {
@@ -111,8 +105,8 @@ fn add(hasher: &mut blake3::Hasher, bytes: &[u8]) {
     hasher.update(bytes);
 }
 
-/// Adds one entry; whether it is a folder.
-fn entry(root: &Path, below: &Path, sum: &mut Sum) -> io::Result<bool> {
+/// Adds one entry.
+fn entry(root: &Path, (below, joined): (&Path, Joined), sum: &mut Sum) -> io::Result<()> {
     let path = root.join(below);
     let meta = fs::symlink_metadata(&path)?;
     sum.changes.0 += 1;
@@ -120,7 +114,7 @@ fn entry(root: &Path, below: &Path, sum: &mut Sum) -> io::Result<bool> {
     for number in [meta.mode(), meta.uid(), meta.gid()] {
         sum.hasher.update(&number.to_le_bytes());
     }
-    attributes(&path, sum)?;
+    attributes(&path, joined.opaque, sum)?;
     let kind = meta.file_type();
     if kind.is_symlink() {
         add(
@@ -130,16 +124,21 @@ fn entry(root: &Path, below: &Path, sum: &mut Sum) -> io::Result<bool> {
     } else if kind.is_char_device() || kind.is_block_device() {
         sum.hasher.update(&meta.rdev().to_le_bytes());
     } else if kind.is_file() {
-        file(&path, below, &meta, sum)?;
+        file(&path, (below, joined), &meta, sum)?;
     }
-    Ok(kind.is_dir())
+    Ok(())
 }
 
-fn file(path: &Path, below: &Path, meta: &Metadata, sum: &mut Sum) -> io::Result<()> {
-    if meta.nlink() > 1 {
+fn file(
+    path: &Path,
+    (below, joined): (&Path, Joined),
+    meta: &Metadata,
+    sum: &mut Sum,
+) -> io::Result<()> {
+    if joined.names > 1 {
         let first = sum
             .linked
-            .entry(meta.ino())
+            .entry((joined.of, meta.ino()))
             .or_insert_with(|| below.to_owned());
         add(&mut sum.hasher, first.as_os_str().as_bytes());
         if first != below {
@@ -165,7 +164,7 @@ fn file(path: &Path, below: &Path, meta: &Metadata, sum: &mut Sum) -> io::Result
     Ok(())
 }
 
-fn attributes(path: &Path, sum: &mut Sum) -> io::Result<()> {
+fn attributes(path: &Path, opaque: bool, sum: &mut Sum) -> io::Result<()> {
     let mut names = vec![0; ATTRIBUTE_BYTES_MAX];
     let len = match rustix::fs::llistxattr(path, &mut names) {
         Err(rustix::io::Errno::OPNOTSUPP) => 0,
@@ -174,7 +173,7 @@ fn attributes(path: &Path, sum: &mut Sum) -> io::Result<()> {
     names.truncate(len);
     let mut names: Vec<&[u8]> = names
         .split(|byte| *byte == 0)
-        .filter(|name| !name.is_empty() && (!name.starts_with(OVERLAY) || *name == OPAQUE))
+        .filter(|name| !name.is_empty() && !name.starts_with(OVERLAY))
         .collect();
     names.sort_unstable();
     let mut value = vec![0; ATTRIBUTE_BYTES_MAX];
@@ -183,8 +182,9 @@ fn attributes(path: &Path, sum: &mut Sum) -> io::Result<()> {
         add(&mut sum.hasher, name);
         add(&mut sum.hasher, value.get(..len).unwrap_or_default());
     }
-    // Nothing else has this length: the list ends here.
-    sum.hasher.update(&u64::MAX.to_le_bytes());
+    // Nothing else has these lengths: the list ends here.
+    let end = if opaque { u64::MAX - 1 } else { u64::MAX };
+    sum.hasher.update(&end.to_le_bytes());
     Ok(())
 }
 
@@ -201,7 +201,7 @@ mod tests {
         fs::hard_link(root.join("a/f"), root.join("a/g")).unwrap();
         symlink("/etc", root.join("l")).unwrap();
         change(root);
-        digest(root).unwrap()
+        digest(&[root.to_owned()]).unwrap()
     }
 
     /// Mutation: with the time of change added, the first assertion fails; without the mode, the third.
@@ -233,7 +233,7 @@ mod tests {
                 symlink("/usr", root.join("l")).unwrap();
             }),
             tree(|root| {
-                let value = b"v";
+                let value = b"y";
                 let flags = rustix::fs::XattrFlags::empty();
                 rustix::fs::setxattr(root.join("a"), "trusted.overlay.opaque", value, flags)
                     .unwrap();

@@ -1,20 +1,20 @@
-//! What is made of a living sandbox's changes: children, and layers.
+//! Children of a sandbox: with its files of now, of a snapshot, or of a layer that was made of it.
 //!
-//! Both begin with a copy of what it wrote, taken while its processes stand still. The copy is ours alone: nothing in it changes
-//! while it is worked on.
+//! What is made of a living sandbox begins with a copy of what it wrote, taken while its processes stand still. The copy is ours alone: nothing
+//! in it changes while it is worked on, and children stand on it.
 
 use std::fs;
-use std::path::{Component, Path, PathBuf};
-use std::process::Command;
-use std::sync::{Arc, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::mirror::{Mirror, MirrorError};
 use super::{Sandbox, Service, blocking, living, ms, now_ms, on_disk};
-use crate::api::{ForkReply, ForkRequest, Forked, PackReply, PackRequest, State};
+use crate::api::{ForkReply, ForkRequest, Forked, State};
 use crate::backend::Place;
 use crate::error::{ApiError, ErrorKind};
 use crate::ids;
+use crate::layers::Held;
 use crate::store::Record;
 use crate::trajectory::event::Asked;
 
@@ -28,9 +28,56 @@ const STEPS_MAX: usize = 4;
 const FEW: usize = 32;
 
 /// What a copy took, in milliseconds.
-struct Copied {
-    frozen_ms: u64,
-    copied_ms: u64,
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Copied {
+    pub(super) frozen_ms: u64,
+    pub(super) copied_ms: u64,
+}
+
+/// A copy that is not written down anywhere yet: it stays until this is dropped and longer if somebody stands on it then.
+#[derive(Debug)]
+pub(super) struct Copy<'a> {
+    pub(super) path: PathBuf,
+    pub(super) copied: Copied,
+    kept: &'a Mutex<Vec<PathBuf>>,
+}
+
+impl<'a> Copy<'a> {
+    fn new(kept: &'a Mutex<Vec<PathBuf>>, path: PathBuf) -> Self {
+        kept.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(path.clone());
+        Self {
+            path,
+            copied: Copied::default(),
+            kept,
+        }
+    }
+}
+
+impl Drop for Copy<'_> {
+    fn drop(&mut self) {
+        self.kept
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|path| *path != self.path);
+    }
+}
+
+impl Sandbox {
+    fn held(&self) -> Option<Arc<Held>> {
+        let held = self.held.lock();
+        held.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// What children stand on.
+struct Ground<'a> {
+    refs: Vec<String>,
+    held: Option<Arc<Held>>,
+    frozen: Vec<PathBuf>,
+    copied: Copied,
+    copy: Option<Copy<'a>>,
 }
 
 fn elapsed_ms(since: Instant) -> u64 {
@@ -57,35 +104,21 @@ impl Service {
         let lifetime_ms = request.timeout.map(ms).transpose()?;
         let _changing = sandbox.changing.lock().await;
         let (service, parent) = (Arc::clone(self), Arc::clone(&sandbox));
-        blocking(move || service.fork_now(&parent, request.count, lifetime_ms)).await
+        blocking(move || service.fork_now(&parent, &request, lifetime_ms)).await
     }
 
     fn fork_now(
         &self,
         parent: &Sandbox,
-        count: u32,
+        request: &ForkRequest,
         lifetime_ms: Option<u64>,
     ) -> Result<ForkReply, ApiError> {
         let record = parent.record();
-        if record.frozen.len() >= GENERATIONS_MAX {
-            let message = format!(
-                "{GENERATIONS_MAX} generations lie under this sandbox; pack it and start from the layer"
-            );
-            return Err(ApiError::new(ErrorKind::Conflict, message));
-        }
-        let held = parent
-            .held
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        let frozen = self.state.join("frozen").join(ids::random());
-        let forking = || self.forking.lock().unwrap_or_else(PoisonError::into_inner);
-        forking().push(frozen.clone());
-        let copied = self.copy_changes(&record, &frozen);
-        if copied.is_err() {
-            forking().retain(|path| *path != frozen);
-        }
-        let copied = copied?;
+        living(&record)?;
+        let from = match &request.from {
+            None => self.ground_of_now(parent, &record)?,
+            Some(name) => self.ground_of_step(parent, &record, name)?,
+        };
         let child = || {
             let mut child = record.clone();
             child.info.id = format!("sb-{}", ids::random());
@@ -94,137 +127,105 @@ impl Service {
             child.info.state = State::Creating;
             child.info.created_ms = now_ms();
             child.info.ends_ms = None;
+            child.info.refs.clone_from(&from.refs);
             child.lifetime_ms = lifetime_ms.or(record.lifetime_ms);
             child.place = None;
-            child.frozen.push(frozen.clone());
+            child.steps = Vec::new();
+            child.frozen.clone_from(&from.frozen);
+            let body = serde_json::json!({ "parent": record.info.id, "from": request.from });
             let asked = Asked {
                 method: "FORK".to_owned(),
                 path: String::new(),
-                body: Some(serde_json::json!({ "parent": record.info.id })),
+                body: Some(body),
             };
-            match self.make_now(child, held.clone(), asked) {
+            match self.make_now(child, from.held.clone(), asked) {
                 Ok(info) => Forked::Child(Box::new(info)),
                 Err(error) => Forked::Failed(error),
             }
         };
-        let children = (0..count).map(|_| child()).collect();
-        forking().retain(|path| *path != frozen);
+        let children = (0..request.count).map(|_| child()).collect();
+        drop(from.copy);
         self.remove_unused_frozen();
         Ok(ForkReply {
             children,
-            frozen_ms: copied.frozen_ms,
-            copied_ms: copied.copied_ms,
+            frozen_ms: from.copied.frozen_ms,
+            copied_ms: from.copied.copied_ms,
         })
     }
 
-    /// Publishes the sandbox's changes as a layer.
-    ///
-    /// # Errors
-    /// When they cannot be copied or published.
-    pub(crate) async fn pack_diff(
-        self: &Arc<Self>,
-        sandbox: Arc<Sandbox>,
-        request: PackRequest,
-    ) -> Result<PackReply, ApiError> {
-        let service = Arc::clone(self);
-        let _changing = sandbox.changing.lock().await;
-        let parent = Arc::clone(&sandbox);
-        blocking(move || {
-            let copy = service.state.join("packing").join(ids::random());
-            let packed = service.pack_now(&parent, &request, &copy);
-            fs::remove_dir_all(&copy)
-                .or_else(ignore_missing)
-                .map_err(on_disk)?;
-            packed
+    /// What children stand on that have the files of now.
+    fn ground_of_now(&self, parent: &Sandbox, record: &Record) -> Result<Ground<'_>, ApiError> {
+        if record.frozen.len() >= GENERATIONS_MAX {
+            let message = format!(
+                "{GENERATIONS_MAX} generations lie under this sandbox; pack it and start from the layer"
+            );
+            return Err(ApiError::new(ErrorKind::Conflict, message));
+        }
+        let copy = self.copy_of(record)?;
+        Ok(Ground {
+            refs: record.info.refs.clone(),
+            held: parent.held(),
+            frozen: [&*record.frozen, std::slice::from_ref(&copy.path)].concat(),
+            copied: copy.copied,
+            copy: Some(copy),
         })
-        .await
     }
 
-    fn pack_now(
+    /// What children stand on that have the files of a step.
+    fn ground_of_step(
         &self,
         parent: &Sandbox,
-        request: &PackRequest,
-        copy: &Path,
-    ) -> Result<PackReply, ApiError> {
-        let invalid = |message: String| ApiError::new(ErrorKind::Invalid, message);
-        let record = parent.record();
-        let Some(origin) = &self.packer.origin else {
-            return Err(invalid(
-                "this daemon publishes nowhere: start it with `--origin`".to_owned(),
-            ));
-        };
-        let parts = request.name.split_once('/').and_then(|(axis, rest)| {
-            let (name, version) = rest.rsplit_once(':')?;
-            Some((axis, name, version))
-        });
-        let Some((axis, name, version)) = parts else {
-            return Err(invalid(format!(
-                "`{}` is not `axis/name:version`",
-                request.name
-            )));
-        };
-        let plain = |part: &&str| {
-            part.len() <= 128
-                && part.starts_with(|c: char| c.is_ascii_alphanumeric())
-                && part
-                    .chars()
-                    .all(|c| c.is_ascii_alphanumeric() || "._+-".contains(c))
-        };
-        if ![axis, name, version].iter().all(plain) {
-            return Err(invalid(format!(
-                "`{}`: axis, name and version are made of letters, digits, `.`, `_`, `+` and `-`, 128 at most, and begin with a letter or digit",
-                request.name
-            )));
-        }
-        // What its ancestors changed belongs to it too; a child's whiteouts must win over them.
-        if !record.frozen.is_empty() {
-            return Err(ApiError::new(
-                ErrorKind::Conflict,
-                "packing a forked sandbox is not available yet: pack its parent before forking",
-            ));
-        }
-        let copied = self.copy_changes(&record, copy)?;
-        for path in &request.scrub {
-            scrub(copy, Path::new(path))?;
-        }
-        let mut command = Command::new(&self.packer.program);
-        command
-            .arg("build")
-            .arg(format!("upper:{}", copy.display()))
-            .args(["--axis", axis, "--name", name, "--version", version])
-            .args(["--origin", origin, "--json"])
-            .arg("--tmp")
-            .arg(self.state.join("packing"));
-        for layer in &record.info.layers {
-            command.args(["--dict", layer]);
-        }
-        let ran = command.output().map_err(|e| {
-            let program = self.packer.program.display();
-            ApiError::new(
-                ErrorKind::InfraFailed,
-                format!("cannot run `{program}`: {e}"),
-            )
+        record: &Record,
+        name: &str,
+    ) -> Result<Ground<'_>, ApiError> {
+        let found = record.steps.iter().find(|kept| kept.step.name == name);
+        let kept = found.ok_or_else(|| {
+            let names = record.steps.iter().map(|kept| &*kept.step.name);
+            let names = names.collect::<Vec<_>>().join("`, `");
+            let known = if names.is_empty() {
+                "it has none".to_owned()
+            } else {
+                format!("it has `{names}`")
+            };
+            let id = &record.info.id;
+            let message = format!("sandbox `{id}` has no snapshot or layer `{name}`: {known}");
+            ApiError::new(ErrorKind::NotFound, message)
         })?;
-        if !ran.status.success() {
-            let said = String::from_utf8_lossy(&ran.stderr);
-            return Err(ApiError::new(
-                ErrorKind::InfraFailed,
-                said.trim().to_owned(),
-            ));
+        let mut from = Ground {
+            refs: record.info.refs.clone(),
+            held: parent.held(),
+            frozen: record.frozen.clone(),
+            copied: Copied::default(),
+            copy: None,
+        };
+        match (&kept.folder, &kept.step.layer) {
+            (Some(folder), _) => from.frozen.push(folder.clone()),
+            (None, Some(layer)) => {
+                // By digest: names may have been given to other layers since.
+                let digests = [&*record.info.layers, std::slice::from_ref(layer)].concat();
+                from.held = Some(self.layers.acquire(&digests)?);
+                from.refs.push(name.to_owned());
+                // The layer holds what its ancestors changed too.
+                from.frozen = Vec::new();
+            }
+            (None, None) => {
+                let message = format!("what snapshot `{name}` had is gone");
+                return Err(ApiError::new(ErrorKind::InfraFailed, message));
+            }
         }
-        let build: serde_json::Value = serde_json::from_slice(&ran.stdout)
-            .map_err(|e| ApiError::new(ErrorKind::InfraFailed, format!("`dsec build`: {e}")))?;
-        let layer = build.get("layer").and_then(|l| l.as_str());
-        Ok(PackReply {
-            name: request.name.clone(),
-            layer: layer.unwrap_or_default().to_owned(),
-            frozen_ms: copied.frozen_ms,
-            build: build.clone(),
-        })
+        Ok(from)
+    }
+
+    /// A copy of what a sandbox wrote, for others to stand on; removed if nobody does.
+    pub(super) fn copy_of(&self, record: &Record) -> Result<Copy<'_>, ApiError> {
+        let path = self.state.join("frozen").join(ids::random());
+        let mut copy = Copy::new(&self.forking, path);
+        copy.copied = self.copy_changes(record, &copy.path)?;
+        Ok(copy)
     }
 
     /// Copies what a sandbox wrote, as it was at one moment. One that is paused stays so.
-    fn copy_changes(&self, record: &Record, to: &Path) -> Result<Copied, ApiError> {
+    pub(super) fn copy_changes(&self, record: &Record, to: &Path) -> Result<Copied, ApiError> {
         let place = living(record)?;
         if let Some(folder) = to.parent() {
             fs::create_dir_all(folder).map_err(on_disk)?;
@@ -285,7 +286,7 @@ impl Service {
         let used: Vec<PathBuf> = self
             .table()
             .values()
-            .flat_map(|s| s.record().frozen)
+            .flat_map(|s| s.record().stands_on())
             .collect();
         for path in entries {
             if !used.contains(&path)
@@ -316,71 +317,10 @@ impl From<MirrorError> for ApiError {
     }
 }
 
-fn ignore_missing(error: std::io::Error) -> std::io::Result<()> {
+pub(super) fn ignore_missing(error: std::io::Error) -> std::io::Result<()> {
     if error.kind() == std::io::ErrorKind::NotFound {
         Ok(())
     } else {
         Err(error)
-    }
-}
-
-/// Removes `path` (as the sandbox names it) from a copy. Never through a link: the copy holds links that its sandbox made, and
-/// we are root.
-fn scrub(copy: &Path, path: &Path) -> Result<(), ApiError> {
-    let mut real = copy.to_owned();
-    let mut below = path
-        .components()
-        .filter(|c| *c != Component::RootDir)
-        .peekable();
-    while let Some(part) = below.next() {
-        let Component::Normal(name) = part else {
-            let message = format!(
-                "`{}` cannot be left out: not a plain absolute path",
-                path.display()
-            );
-            return Err(ApiError::new(ErrorKind::Invalid, message));
-        };
-        real.push(name);
-        match fs::symlink_metadata(&real) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            Err(e) => return Err(on_disk(e)),
-            Ok(meta) if below.peek().is_none() => {
-                let removed = if meta.is_dir() {
-                    fs::remove_dir_all(&real)
-                } else {
-                    fs::remove_file(&real)
-                };
-                return removed.map_err(on_disk);
-            }
-            // What lies behind a link was not written under this name.
-            Ok(meta) if !meta.is_dir() => return Ok(()),
-            Ok(_) => {}
-        }
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Mutation: following links removes the file outside.
-    #[test]
-    fn scrubbing_never_leaves_the_copy() {
-        let folder = tempfile::tempdir().unwrap();
-        let (copy, outside) = (folder.path().join("copy"), folder.path().join("outside"));
-        fs::create_dir_all(copy.join("tmp/deep")).unwrap();
-        fs::create_dir(&outside).unwrap();
-        fs::write(outside.join("file"), b"precious").unwrap();
-        fs::write(copy.join("tmp/deep/file"), b"x").unwrap();
-        std::os::unix::fs::symlink(&outside, copy.join("link")).unwrap();
-        scrub(&copy, Path::new("/link/file")).unwrap();
-        scrub(&copy, Path::new("/tmp/deep")).unwrap();
-        scrub(&copy, Path::new("/none/at/all")).unwrap();
-        assert!(scrub(&copy, Path::new("/tmp/../../outside")).is_err());
-        assert!(!copy.join("tmp/deep").exists());
-        scrub(&copy, Path::new("/link")).unwrap();
-        assert!(fs::symlink_metadata(copy.join("link")).is_err());
-        assert_eq!(fs::read(outside.join("file")).unwrap(), b"precious");
     }
 }

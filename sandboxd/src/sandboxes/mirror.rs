@@ -23,6 +23,10 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::sys;
 
+mod joined;
+
+pub(super) use joined::{Joined, join, joined};
+
 /// Most files and folders of a copy.
 const ENTRIES_MAX: usize = 1 << 20;
 /// Coarse clocks tick at least this often, in milliseconds.

@@ -74,5 +74,6 @@ pub(super) fn plan(
         hold: None,
         network,
         frozen: Vec::new(),
+        steps: Vec::new(),
     })
 }

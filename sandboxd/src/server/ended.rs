@@ -4,6 +4,7 @@
 //! only what the agent cannot know any more is told as unknown.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::body::{Body, Bytes};
@@ -22,6 +23,8 @@ use crate::sandboxes::{Sandbox, Service, blocking};
 use crate::trajectory::event::{Asked, Finished, Outcome};
 use crate::trajectory::{Begun, Ticket};
 
+/// How long an end waits to be written down before it is told.
+const WRITING: Duration = Duration::from_secs(30);
 /// Bytes of output in one frame.
 const PIECE_BYTES: usize = 128 << 10;
 
@@ -164,6 +167,22 @@ pub(super) async fn write_down(service: &Arc<Service>, ticket: &Ticket, reply: &
     finish(service, ticket, (Outcome::Done, 200, reply)).await;
 }
 
+/// Waits until an exec's end is written down, by whoever does that: an end that was told is known from then on, whatever its client does
+/// next (such as ending the sandbox).
+pub(super) async fn written_down(service: &Arc<Service>, sandbox: &Sandbox, exec_id: &str) {
+    let Some(mut over) = service.trajectory().running(&sandbox.info().id, exec_id) else {
+        return;
+    };
+    // It ends by telling, or by going away.
+    if tokio::time::timeout(WRITING, over.changed()).await.is_err() {
+        tracing::warn!(
+            id = sandbox.info().id,
+            exec = exec_id,
+            "an exec's end is told and not written down yet"
+        );
+    }
+}
+
 /// Follows an exec to its end, for the trajectory alone.
 pub(super) fn record(service: &Arc<Service>, sandbox: &Arc<Sandbox>, ticket: &Ticket) {
     let (service, sandbox, ticket) = (Arc::clone(service), Arc::clone(sandbox), ticket.clone());
@@ -174,18 +193,24 @@ pub(super) fn record(service: &Arc<Service>, sandbox: &Arc<Sandbox>, ticket: &Ti
         };
         // Not a use of the sandbox: it may be paused, or idle, while something runs in the background.
         let joined = execs::join_quietly(&service, &sandbox, &ticket.request_id, (from, false));
+        let mut reply = ExecReply {
+            exec_id: ticket.request_id.clone(),
+            pid: 0,
+            again: false,
+            exit: None,
+            stdout: String::new(),
+            stderr: String::new(),
+            truncated: false,
+        };
         match joined.await {
             Ok((link, (pid, _))) => {
-                let mut reply = ExecReply {
-                    exec_id: ticket.request_id.clone(),
-                    pid,
-                    again: false,
-                    exit: None,
-                    stdout: String::new(),
-                    stderr: String::new(),
-                    truncated: false,
-                };
+                reply.pid = pid;
                 execs::finish(&service, &sandbox, link, &mut reply).await;
+                write_down(&service, &ticket, &reply).await;
+            }
+            // It had been started, and ended with its sandbox.
+            Err(error) if error.kind == ErrorKind::SandboxGone => {
+                reply.exit = Some(execs::lost(&service, &sandbox, &error.message).await);
                 write_down(&service, &ticket, &reply).await;
             }
             Err(error) => {

@@ -33,6 +33,9 @@ pub(super) const KEEPALIVE: Duration = Duration::from_secs(15);
 /// Most bytes of one frame of input.
 pub(super) const PIECE_BYTES: usize = 128 << 10;
 
+/// How often, and after which time each, it is looked whether a sandbox ends that does not answer.
+const LOOKS_MAX: u32 = 50;
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Most bytes of a body that are read for nothing, so that its sender sees why.
 const DRAIN_BYTES_MAX: usize = 256 << 20;
 
@@ -278,8 +281,9 @@ async fn follow(
         let done = tokio::spawn(async move {
             let _used = InUse::of(&sandbox);
             finish(&service, &sandbox, link, &mut reply).await;
-            if let Some(ticket) = &ticket {
-                ended::write_down(&service, ticket, &reply).await;
+            match &ticket {
+                Some(ticket) => ended::write_down(&service, ticket, &reply).await,
+                None => ended::written_down(&service, &sandbox, &reply.exec_id).await,
             }
             reply
         });
@@ -303,8 +307,10 @@ pub(super) async fn finish(
             Ok(Event::Stdout(_, bytes)) => stdout.extend(bytes),
             Ok(Event::Stderr(_, bytes)) => stderr.extend(bytes),
             Ok(Event::Exit(exit)) => break *exit,
-            Ok(other) => break lost(service, sandbox, &format!("the agent sent {other:?}")),
-            Err(error) => break lost(service, sandbox, &error.to_string()),
+            Ok(other) => {
+                break lost(service, sandbox, &format!("the agent sent {other:?}")).await;
+            }
+            Err(error) => break lost(service, sandbox, &error.to_string()).await,
         }
     };
     let kept = (stdout.len() as u64, stderr.len() as u64);
@@ -315,8 +321,18 @@ pub(super) async fn finish(
 }
 
 /// The end of an exec whose agent does not speak any more.
-pub(super) fn lost(service: &Service, sandbox: &Sandbox, error: &str) -> Exit {
-    let (outcome, message) = match service.reason(sandbox) {
+///
+/// A sandbox whose first process is ending breaks connections before it has ended: so look again for a moment.
+pub(super) async fn lost(service: &Service, sandbox: &Sandbox, error: &str) -> Exit {
+    let mut reason = service.reason(sandbox);
+    for _ in 0..LOOKS_MAX {
+        if reason.is_some() {
+            break;
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+        reason = service.reason(sandbox);
+    }
+    let (outcome, message) = match reason {
         Some(reason) => (Outcome::SandboxGone, reason),
         None => (Outcome::InfraFailed, error.to_owned()),
     };
@@ -363,36 +379,34 @@ fn frames(
         "exec_id": reply.exec_id, "pid": reply.pid, "again": reply.again,
     });
     let head = framed(kind::ANSWER, &[head.to_string().as_bytes()]);
-    let service = Arc::clone(service);
+    let (service, exec_id) = (Arc::clone(service), reply.exec_id.clone());
     let used = InUse::of(&sandbox);
     let rest = futures_util::stream::unfold(Some(link), move |link| {
         let _in_use = &used;
         let (service, sandbox) = (Arc::clone(&service), Arc::clone(&sandbox));
+        let exec_id = exec_id.clone();
         async move {
             let mut link = link?;
             let event = tokio::time::timeout(KEEPALIVE, link.next()).await;
-            let end = |exit: &Exit| {
-                let exit = serde_json::to_vec(exit).unwrap_or_default();
-                Some((framed(kind::EXIT, &[&exit]), None))
+            let exit = match event {
+                Err(_) => return Some((framed(kind::KEEPALIVE, &[]), Some(link))),
+                Ok(Ok(Event::Stdout(at, bytes))) => {
+                    let frame = framed(kind::STDOUT, &[&at.to_le_bytes(), &bytes]);
+                    return Some((frame, Some(link)));
+                }
+                Ok(Ok(Event::Stderr(at, bytes))) => {
+                    let frame = framed(kind::STDERR, &[&at.to_le_bytes(), &bytes]);
+                    return Some((frame, Some(link)));
+                }
+                Ok(Ok(Event::Exit(exit))) => *exit,
+                Ok(Ok(other)) => {
+                    lost(&service, &sandbox, &format!("the agent sent {other:?}")).await
+                }
+                Ok(Err(error)) => lost(&service, &sandbox, &error.to_string()).await,
             };
-            match event {
-                Err(_) => Some((framed(kind::KEEPALIVE, &[]), Some(link))),
-                Ok(Ok(Event::Stdout(at, bytes))) => Some((
-                    framed(kind::STDOUT, &[&at.to_le_bytes(), &bytes]),
-                    Some(link),
-                )),
-                Ok(Ok(Event::Stderr(at, bytes))) => Some((
-                    framed(kind::STDERR, &[&at.to_le_bytes(), &bytes]),
-                    Some(link),
-                )),
-                Ok(Ok(Event::Exit(exit))) => end(&exit),
-                Ok(Ok(other)) => end(&lost(
-                    &service,
-                    &sandbox,
-                    &format!("the agent sent {other:?}"),
-                )),
-                Ok(Err(error)) => end(&lost(&service, &sandbox, &error.to_string())),
-            }
+            ended::written_down(&service, &sandbox, &exec_id).await;
+            let exit = serde_json::to_vec(&exit).unwrap_or_default();
+            Some((framed(kind::EXIT, &[&exit]), None))
         }
     });
     let head = futures_util::stream::once(async { head });

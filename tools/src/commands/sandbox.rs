@@ -4,6 +4,7 @@ pub(crate) mod follow;
 pub(crate) mod http;
 mod keys;
 mod shell;
+mod steps;
 
 use std::fs::File;
 use std::io::Write as _;
@@ -166,12 +167,34 @@ pub(crate) enum SandboxCommand {
         #[arg(long, value_name = "PATH")]
         scrub: Vec<String>,
     },
-    /// Make children with the files that a sandbox has now, and print their ids.
+    /// Make children with the files that a sandbox has now, or had, and print their ids.
     Fork {
         /// The sandbox.
         id: String,
         /// How many.
+        #[arg(default_value_t = 1)]
         count: u32,
+        /// A snapshot of it, or a layer that was made of it (`dsec sandbox steps`): children have its files of then.
+        #[arg(long, value_name = "STEP")]
+        from: Option<String>,
+    },
+    /// Keep the files that a sandbox has now under a name, to fork from, for as long as it lives.
+    Snapshot {
+        /// The sandbox.
+        id: String,
+        /// What the snapshot is to be called; one of that name is replaced.
+        name: String,
+    },
+    /// List what a sandbox can be forked from: its snapshots, and the layers that were made of it.
+    Steps {
+        /// The sandbox.
+        id: String,
+        /// Forget this one; a layer stays published.
+        #[arg(long, value_name = "STEP")]
+        forget: Option<String>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// End sandboxes.
     Kill {
@@ -257,20 +280,17 @@ async fn carry_out(client: &Client, command: &SandboxCommand) -> Result<ExitCode
             let packed = post(path_of(id, "/pack_diff"), body).await?;
             output::line(text(&packed, "layer"));
         }
-        SandboxCommand::Fork { id, count } => {
-            let forked = post(path_of(id, "/fork"), json!({"count": count})).await?;
-            let children = forked.get("children").and_then(Value::as_array);
-            let mut failed = false;
-            for child in children.into_iter().flatten() {
-                if child.get("id").is_some() {
-                    output::line(text(child, "id"));
-                } else {
-                    failed = true;
-                    output::note(&format!("dsec: {}", text(child, "message")));
-                }
-            }
-            return Ok(ExitCode::from(u8::from(failed)));
+        SandboxCommand::Fork { id, count, from } => {
+            let body = json!({"count": count, "from": from});
+            return Ok(steps::children(&post(path_of(id, "/fork"), body).await?));
         }
+        SandboxCommand::Snapshot { id, name } => {
+            drop(post(path_of(id, "/steps"), json!({"name": name})).await?);
+        }
+        SandboxCommand::Steps { id, forget, json } => match forget {
+            Some(name) => steps::forget(client, id, name).await?,
+            None => steps::list(client, id, *json).await?,
+        },
         SandboxCommand::Kill { ids } => {
             for id in ids {
                 client.json(Method::DELETE, &path_of(id, ""), None).await?;

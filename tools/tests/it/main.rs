@@ -32,6 +32,7 @@ mod openapi;
 mod same_name;
 mod sandbox_disk;
 mod sandbox_keys;
+mod sandbox_layers;
 mod sandbox_life;
 mod sandboxes;
 mod seaweed;

@@ -40,24 +40,27 @@ pub(crate) fn beside(name: &str) -> PathBuf {
     program
 }
 
-fn mini(world: &World) {
-    let script = "set -e; mkdir -p tree/usr/bin tree/proc tree/sys tree/dev tree/tmp tree/root tree/etc tree/w
-        ln -s usr/bin tree/bin; ln -s usr/lib tree/lib; ln -s usr/lib64 tree/lib64
-        echo root:x:0:0:root:/root:/bin/sh > tree/etc/passwd
-        for b in bash dash cat ls sleep rm mkdir wc head stat printf echo id sha256sum; do
-            cp $(readlink -f $(command -v $b || which $b)) tree/usr/bin/$b 2>/dev/null || cp /usr/bin/$b tree/usr/bin/$b
-            for l in $(ldd /usr/bin/$b | grep -o '/[^ ]*'); do mkdir -p tree/usr$(dirname ${l#/usr}); cp -L $l tree/usr${l#/usr}; done
+/// Publishes `base/NAME:1` with a shell and these programs of this machine.
+pub(crate) fn base(world: &World, name: &str, programs: &str) {
+    let script = format!(
+        "set -e; mkdir -p {name}/usr/bin {name}/proc {name}/sys {name}/dev {name}/tmp {name}/root {name}/etc {name}/w
+        ln -s usr/bin {name}/bin; ln -s usr/lib {name}/lib; ln -s usr/lib64 {name}/lib64
+        echo root:x:0:0:root:/root:/bin/sh > {name}/etc/passwd
+        for b in bash dash {programs}; do
+            cp $(readlink -f $(command -v $b || which $b)) {name}/usr/bin/$b 2>/dev/null || cp /usr/bin/$b {name}/usr/bin/$b
+            for l in $(ldd /usr/bin/$b | grep -o '/[^ ]*'); do mkdir -p {name}/usr$(dirname ${{l#/usr}}); cp -L $l {name}/usr${{l#/usr}}; done
         done
-        ln -s dash tree/usr/bin/sh";
-    sh(world.root(), script);
-    let origin = world.origin("origin");
+        ln -s dash {name}/usr/bin/sh"
+    );
+    sh(world.root(), &script);
+    let (origin, tree) = (world.origin("origin"), format!("./{name}"));
     let args = [
         "build",
-        "./tree",
+        &tree,
         "--axis",
         "base",
         "--name",
-        "mini",
+        name,
         "--version",
         "1",
     ];
@@ -73,7 +76,11 @@ impl<'a> Sandboxd<'a> {
 
     /// Listening somewhere, with more arguments; `key` is used to ask it.
     pub(crate) fn start_with(world: &'a World, listen: &str, args: &[&str], key: &str) -> Self {
-        mini(world);
+        base(
+            world,
+            "mini",
+            "cat ls sleep rm mkdir wc head stat printf echo id sha256sum",
+        );
         let origin = world.origin("origin");
         let layerd = Layerd::start(world, &origin);
         let args: Vec<String> = args.iter().map(|a| (*a).to_owned()).collect();

@@ -7,6 +7,15 @@ use std::process::Command;
 use crate::sandboxd::Sandboxd;
 use crate::world::World;
 
+fn metrics(daemon: &Sandboxd<'_>) -> String {
+    let socket = daemon.url().replacen("unix:", "", 1);
+    let page = Command::new("curl")
+        .args(["-sf", "--unix-socket", &socket, "http://sandboxd/metrics"])
+        .output()
+        .unwrap();
+    String::from_utf8(page.stdout).unwrap()
+}
+
 #[test]
 fn run_makes_a_sandbox_for_one_command_and_takes_it_away() {
     let world = World::new();
@@ -23,15 +32,7 @@ fn run_makes_a_sandbox_for_one_command_and_takes_it_away() {
     assert_eq!(daemon.ok(&["sandbox", "ls"]), "");
     let wrong = daemon.dsec(&["run", "--base", "base/none:1", "--", "true"]);
     assert_eq!(wrong.status.code(), Some(1));
-    let socket = daemon.url().replacen("unix:", "", 1);
-    let page = || {
-        let page = Command::new("curl")
-            .args(["-sf", "--unix-socket", &socket, "http://sandboxd/metrics"])
-            .output()
-            .unwrap();
-        String::from_utf8(page.stdout).unwrap()
-    };
-    let page = page();
+    let page = metrics(&daemon);
     for line in [
         "dsec_sandboxd_creates_total{result=\"ok\"} 2",
         "dsec_sandboxd_creates_total{result=\"not_found\"} 1",
@@ -39,9 +40,56 @@ fn run_makes_a_sandbox_for_one_command_and_takes_it_away() {
         "dsec_sandboxd_creating 0",
         "dsec_sandboxd_exec_start_seconds_count 2",
         "dsec_sandboxd_sandboxes{state=\"running\"} 0",
+        "dsec_sandboxd_execs_total{outcome=\"user_exit\"} 1",
+        "dsec_sandboxd_execs_total{outcome=\"not_started\"} 1",
     ] {
         assert!(page.lines().any(|l| l == line), "{line} in {page}");
     }
+}
+
+/// `dsec run` ends its sandbox as soon as it has seen the command's end. Mutations: without the wait for `written_down` some ends count as
+/// `sandbox_gone`; without `ending` some count as `infra_failed`.
+#[test]
+fn every_exec_counts_once_and_as_what_it_was() {
+    let world = World::new();
+    let daemon = Sandboxd::start(&world);
+    for _ in 0..40 {
+        daemon.ok(&["run", "--base", "base/mini:1", "--", "echo", "x"]);
+    }
+    // Killed under way: the client is told so, too.
+    let kills = 20;
+    for _ in 0..kills {
+        let id = daemon.ok(&["sandbox", "create", "--base", "base/mini:1"]);
+        let exec = ["sandbox", "exec", &id, "--", "sleep", "1000"];
+        let child = Command::new(env!("CARGO_BIN_EXE_dsec"))
+            .args(exec)
+            .env("DSEC_URL", daemon.url())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let shown = || daemon.ok(&["trajectory", "show", &id]);
+        crate::sandboxd::until("it runs", || {
+            daemon.ok(&["sandbox", "logs", &id]).contains("running")
+        });
+        daemon.ok(&["sandbox", "kill", &id]);
+        let told = child.wait_with_output().unwrap();
+        assert_eq!(
+            String::from_utf8(told.stderr).unwrap(),
+            "dsec: sandbox_gone: it was killed\n"
+        );
+        assert!(shown().contains("sandbox_gone -1"), "{}", shown());
+    }
+    let page = metrics(&daemon);
+    let counts = page
+        .lines()
+        .filter(|l| l.starts_with("dsec_sandboxd_execs_total"));
+    assert_eq!(
+        counts.collect::<Vec<_>>(),
+        [
+            format!("dsec_sandboxd_execs_total{{outcome=\"sandbox_gone\"}} {kills}"),
+            "dsec_sandboxd_execs_total{outcome=\"user_exit\"} 40".to_owned(),
+        ]
+    );
 }
 
 #[test]
@@ -119,7 +167,7 @@ fn the_python_package_works() {
         .unwrap();
     let said = String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success(), "{said}\n{}", daemon.log());
-    assert!(said.contains("Ran 12 tests"), "{said}");
+    assert!(said.contains("Ran 13 tests"), "{said}");
 }
 
 /// Mutations: without the raw terminal the first interrupt ends the client; without the signal's handler no size arrives.
@@ -172,5 +220,5 @@ assert (folder / \"py.typed\").exists() and \"site-packages\" in str(folder), fo
         "{}",
         String::from_utf8_lossy(&ran.stderr)
     );
-    assert_eq!(String::from_utf8(ran.stdout).unwrap(), "29\n");
+    assert_eq!(String::from_utf8(ran.stdout).unwrap(), "30\n");
 }

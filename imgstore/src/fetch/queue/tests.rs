@@ -255,3 +255,49 @@ fn threads_that_an_origin_never_gives_back_are_replaced() {
     }
     gate.open();
 }
+
+/// Mutation: no `arrived` in `State::want`: the segment is fetched twice.
+#[test]
+fn what_has_come_is_not_fetched_again_until_it_is_settled() {
+    let (layer, origin) = fixture(4);
+    let traffic = Arc::new(Traffic::default());
+    let origin = Arc::new(CountingOrigin::new(origin, Arc::clone(&traffic)));
+    let (deliver, deliveries) = mpsc::channel();
+    let (go_on, wait) = mpsc::channel::<()>();
+    let (deliver, wait) = (Mutex::new(deliver), Mutex::new(wait));
+    let sink: Sink = Arc::new(move |delivery| {
+        drop(deliver.lock().unwrap().send(delivery));
+        wait.lock().unwrap().recv().unwrap();
+    });
+    let queue = FetchQueue::new(OriginSet::new(vec![origin]), Duration::from_secs(5), sink);
+    let digest = |index: usize| layer.manifest.segments[index].digest();
+    let deadline = Duration::from_secs(10);
+    queue.push(&layer, &[0, 1], Priority::Demand);
+    let first = deliveries.recv_timeout(deadline).unwrap();
+    assert!(queue.has_arrived(&digest(0)) && !queue.has_arrived(&digest(2)));
+    queue.push(&layer, &[0], Priority::Trace);
+    queue.push(&layer, &[1], Priority::Demand);
+    // Another fetch's number settles nothing.
+    assert!(!queue.settle(&digest(1), first.run + 1));
+    assert!(!queue.settle(&digest(0), first.run) && queue.settle(&digest(1), first.run));
+    assert_eq!(traffic.requests(), 1);
+    // Settled: asking means fetching; so does asking for a damaged one.
+    queue.push(&layer, &[1], Priority::Demand);
+    go_on.send(()).unwrap();
+    let second = deliveries.recv_timeout(deadline).unwrap();
+    assert_eq!(
+        (second.plan.parts.len(), second.plan.parts[0].index),
+        (1, 1)
+    );
+    queue.push(&layer, &[1], Priority::Again);
+    go_on.send(()).unwrap();
+    let third = deliveries.recv_timeout(deadline).unwrap();
+    assert_eq!(third.priority, Priority::Again);
+    // What the sink leaves out although it was asked for comes again.
+    queue.push(&layer, &[1], Priority::Demand);
+    go_on.send(()).unwrap();
+    let fourth = deliveries.recv_timeout(deadline).unwrap();
+    assert_eq!(fourth.priority, Priority::Demand);
+    go_on.send(()).unwrap();
+    assert_eq!(traffic.requests(), 4);
+}

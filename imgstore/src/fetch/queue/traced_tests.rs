@@ -1,16 +1,12 @@
 //! Ranges of traces: behind every reader, within a budget, and taken apart for a reader.
 
 use super::tests::{fixture, queue};
+use super::traced::{TRACED_RANGE_BYTES_FIRST, traced_job};
 use super::*;
 use crate::format::placement::Spot;
 
-fn traced_job(layer: &Arc<Layer>, indexes: std::ops::Range<usize>) -> Job {
-    Job {
-        layer: Arc::clone(layer),
-        plan: plan(&layer.placement, indexes, 1 << 20).remove(0),
-        priority: Priority::Trace,
-        asked: Instant::now(),
-    }
+fn waiting(layer: &Arc<Layer>, indexes: std::ops::Range<usize>) -> Job {
+    traced_job(layer, plan(&layer.placement, indexes, 1 << 20).remove(0))
 }
 
 /// Mutations that turn it red: no `demanding > 0` in `next_traced`; no bound of bytes there.
@@ -19,7 +15,7 @@ fn a_trace_waits_for_every_reader_and_keeps_to_its_budget() {
     let (layer, _) = fixture(20);
     let mut state = State::default();
     for start in [0, 5, 10] {
-        state.traced.push_back(traced_job(&layer, start..start + 5));
+        state.traced.push_back(waiting(&layer, start..start + 5));
     }
     state.demanding = 1;
     assert!(state.next_traced(1000).is_none());
@@ -73,7 +69,7 @@ fn ranges_of_a_trace_are_as_long_as_the_link_bears() {
 fn one_range_may_begin_whatever_the_budget() {
     let (layer, _) = fixture(5);
     let mut state = State::default();
-    state.traced.push_back(traced_job(&layer, 0..5));
+    state.traced.push_back(waiting(&layer, 0..5));
     assert!(state.next_traced(1).is_some());
 }
 
@@ -86,7 +82,7 @@ fn narrow() -> Pace {
     pace
 }
 
-/// Mutation: the whole range moves to the demand queue.
+/// Mutations: the whole range moves to the demand queue; read-ahead takes segments out before anybody jumped.
 #[test]
 fn a_reader_takes_its_segment_out_of_a_trace_and_one_on_its_way_is_joined() {
     let (layer, _) = fixture(20);
@@ -95,57 +91,49 @@ fn a_reader_takes_its_segment_out_of_a_trace_and_one_on_its_way_is_joined() {
     for index in 0..20 {
         state.wanted.insert(layer.manifest.segments[index].digest());
     }
-    state.traced.push_back(traced_job(&layer, 0..10));
-    state.traced.push_back(traced_job(&layer, 10..20));
+    state.traced.push_back(waiting(&layer, 0..10));
+    state.traced.push_back(waiting(&layer, 10..20));
     let on_its_way = state.next_traced(1000).unwrap();
-    assert!(!state.want(
-        &layer.manifest.segments[12].digest(),
-        Priority::Prefetch,
-        &pace
-    ));
+    let want = |state: &mut State, index: usize, priority| {
+        state.want_all(&layer, &[index], priority, &pace)
+    };
+    assert_eq!(want(&mut state, 12, Priority::Prefetch), [0; 0]);
     assert_eq!((state.traced.len(), state.demand.len()), (1, 0));
-    assert!(!state.want(
-        &layer.manifest.segments[12].digest(),
-        Priority::Demand,
-        &pace
-    ));
+    assert_eq!(want(&mut state, 12, Priority::Demand), [12]);
     let starts = |jobs: &VecDeque<Job>| -> Vec<usize> {
         jobs.iter().map(|job| job.plan.parts[0].index).collect()
     };
     assert_eq!(
         (starts(&state.traced), starts(&state.demand)),
         // A jump: nothing behind it comes along.
-        (vec![10, 13], vec![12])
+        (vec![10, 13], vec![])
     );
-    assert!(!state.want(
-        &layer.manifest.segments[3].digest(),
-        Priority::Demand,
-        &pace
-    ));
+    assert_eq!(want(&mut state, 3, Priority::Demand), [0; 0]);
     assert_eq!(state.finish(&on_its_way), [3]);
     assert!(state.joined.is_empty() && state.wanted.len() == 10);
 }
 
-/// Mutations: `promote_traced` lets a jump pay (`begin` and `read` in both arms); it takes no pairs; `next_traced` without `seen`.
+/// Mutations: `take_out` takes what is behind it along (`take(index, u64::MAX)`), or lets it pay (`begin` and `read`); `next_traced`
+/// without `seen`; `want_all` without `has_jumped`.
 #[test]
-fn a_reader_who_jumps_about_takes_pairs_and_pays_for_nothing_ahead() {
+fn a_reader_who_jumps_about_reads_as_without_a_trace_and_pays_for_nothing_ahead() {
     let (layer, _) = fixture(60);
     let mut state = State::default();
     for index in 0..60 {
         state.wanted.insert(layer.manifest.segments[index].digest());
     }
-    state.traced.push_back(traced_job(&layer, 0..60));
+    state.traced.push_back(waiting(&layer, 0..60));
     state.ahead.start(layer.digest);
     let pace = Pace::default();
-    for index in [41, 21, 50, 30] {
-        let digest = layer.manifest.segments[index].digest();
-        assert!(!state.want(&digest, Priority::Demand, &pace));
+    for pair in [[40, 41], [20, 21], [50, 51], [30, 31]] {
+        assert!(!state.ahead.is_in_order(&layer.digest, pair[0]));
+        let fresh = state.want_all(&layer, &pair, Priority::Demand, &pace);
+        assert_eq!(fresh, pair);
     }
     let plans = |jobs: &VecDeque<Job>| -> Vec<(usize, usize)> {
         let plan = |job: &Job| (job.plan.parts[0].index, job.plan.parts.len());
         jobs.iter().map(plan).collect()
     };
-    assert_eq!(plans(&state.demand), [(40, 2), (20, 2), (50, 2), (30, 2)]);
     let pieces = [(0, 20), (22, 8), (32, 8), (42, 8), (52, 8)];
     assert_eq!(plans(&state.traced), pieces);
     // All four are read, and still the guess is all that may be begun.
@@ -156,6 +144,17 @@ fn a_reader_who_jumps_about_takes_pairs_and_pays_for_nothing_ahead() {
         .begin(&layer.digest, TRACED_RANGE_BYTES_FIRST - 100);
     assert!(state.next_traced(TRACED_BYTES_MAX).is_none());
     assert_eq!(plans(&state.traced), pieces);
+    // Read-ahead of the one who jumped comes as without a trace too.
+    let window = [52, 53, 54];
+    let fresh = state.want_all(&layer, &window, Priority::Prefetch, &pace);
+    assert_eq!(fresh, window);
+    assert!(state.demand.is_empty() && state.wanted.len() == 60);
+    // One who goes on in order takes the trace along again.
+    let fresh = state.want_all(&layer, &[55], Priority::Demand, &pace);
+    assert_eq!((fresh.len(), plans(&state.demand)), (1, vec![]));
+    let fresh = state.want_all(&layer, &[56], Priority::Demand, &pace);
+    assert_eq!((fresh.len(), plans(&state.demand)), (0, vec![(56, 4)]));
+    assert!(!state.ahead.has_jumped(&layer.digest));
 }
 
 #[test]
@@ -166,7 +165,7 @@ fn a_cancelled_trace_is_forgotten_and_can_be_asked_for_again() {
     for index in 0..20 {
         state.wanted.insert(layer.manifest.segments[index].digest());
     }
-    state.traced.push_back(traced_job(&layer, 0..20));
+    state.traced.push_back(waiting(&layer, 0..20));
     drop(state);
     assert!(
         queue

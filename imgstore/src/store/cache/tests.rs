@@ -275,6 +275,7 @@ fn a_cache_full_of_pins_keeps_nothing_else() {
     assert!(used(root.path()) <= 100_000);
 }
 
+/// Mutation: the marker's format is not compared; a damaged marker is taken for ours.
 #[test]
 fn s5_every_format_of_a_cache_folder_is_used_or_refused_by_the_rule() {
     let root = tempfile::tempdir().unwrap();
@@ -314,6 +315,7 @@ fn s5_every_format_of_a_cache_folder_is_used_or_refused_by_the_rule() {
     }
 }
 
+/// Mutation: a shared lock.
 #[test]
 fn two_cannot_open_one_folder_and_the_error_names_the_process() {
     let root = tempfile::tempdir().unwrap();

@@ -207,3 +207,22 @@ fn a_segment_is_asked_for_through_every_layer_that_has_a_reader() {
         );
     }
 }
+
+/// A frame may come between the look on disk and its verdict. Mutation: `Shared::look` does not look at `Stage::Decoding`: the
+/// first question is for segment 1.
+#[test]
+fn what_came_during_the_look_is_not_asked_for() {
+    let mut world = World::new(SOON);
+    let place = Place {
+        layer: Arc::clone(&world.layer),
+        index: 1,
+    };
+    let mut entry = Entry::looking(place, None);
+    entry.stage = Stage::Decoding;
+    let shared = &world.loader.shared;
+    shared.lock().pending.entries.insert(world.digest(1), entry);
+    shared.look(&world.layer, vec![1]);
+    let _answer = world.read(3);
+    let wish = world.wish();
+    assert!(matches!(wish, ToControl::Need { first: 3, .. }), "{wish:?}");
+}

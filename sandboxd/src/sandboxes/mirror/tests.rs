@@ -7,7 +7,7 @@ use std::process::Command;
 use super::*;
 
 /// Everything of a tree that a copy must have, as `find` and `getfattr` see it.
-fn shown(folder: &Path) -> String {
+pub(super) fn shown(folder: &Path) -> String {
     let line = "cd \"$1\" && find . -printf '%P|%y|%m|%U:%G|%l|%T@\\n' | sort; find . ! -type d -printf '%P %s\\n' | sort
         find . -type f -links +1 -printf '%P\\n' | sort | while read f; do find . -samefile \"$f\" | sort | tr '\\n' ' '; echo; done
         find . -type c -exec stat -c '%n %t:%T' {} + | sort
@@ -22,7 +22,7 @@ fn shown(folder: &Path) -> String {
     String::from_utf8_lossy(&ran.stdout).into_owned()
 }
 
-fn sh(folder: &Path, line: &str) {
+pub(super) fn sh(folder: &Path, line: &str) {
     let status = Command::new("sh")
         .args(["-euc", line])
         .current_dir(folder)

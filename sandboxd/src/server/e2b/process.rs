@@ -140,6 +140,7 @@ pub(in crate::server) async fn call(
 
 /// A process that runs, and what comes from it.
 struct Process {
+    exec_id: String,
     link: Link,
     pid: i32,
     pty: bool,
@@ -208,7 +209,12 @@ async fn start(app: &App, envd: &Envd, call: &Call) -> Result<Process, RpcError>
             // Written down to its end, whether or not the client follows it so far.
             ended::record(&app.service, &envd.sandbox, &ticket);
             let pty = pty.is_some();
-            Ok(Process { link, pid, pty })
+            Ok(Process {
+                exec_id: ticket.request_id,
+                link,
+                pid,
+                pty,
+            })
         }
         Ok((_, other)) => {
             app.service.trajectory().leave_open(&ticket);
@@ -234,6 +240,7 @@ async fn attach(app: &App, envd: &Envd, call: &Call) -> Result<Process, RpcError
     };
     match link.request(&request).await? {
         Answer::Started { pid, .. } => Ok(Process {
+            exec_id: exec.exec_id,
             link,
             pid,
             pty: exec.pty,
@@ -289,7 +296,12 @@ fn events(
     call: &Call,
     until: Option<Instant>,
 ) -> impl Stream<Item = Result<Value, RpcError>> + Send + 'static {
-    let Process { link, pid, pty } = process;
+    let Process {
+        exec_id,
+        link,
+        pid,
+        pty,
+    } = process;
     let following = Following {
         link,
         keepalive: call.keepalive,
@@ -300,6 +312,7 @@ fn events(
     let (service, sandbox) = (Arc::clone(&app.service), Arc::clone(&envd.sandbox));
     let rest = futures_util::stream::unfold(Some(following), move |following| {
         let (service, sandbox) = (Arc::clone(&service), Arc::clone(&sandbox));
+        let exec_id = exec_id.clone();
         async move {
             let mut following = following?;
             let next = Instant::now() + following.keepalive;
@@ -317,11 +330,15 @@ fn events(
                 Ok(Ok(Event::Stderr(_, bytes))) => {
                     json!({"data": {"stderr": STANDARD.encode(bytes)}})
                 }
-                Ok(Ok(Event::Exit(exit))) => return Some((ended(&exit), None)),
+                Ok(Ok(Event::Exit(exit))) => {
+                    ended::written_down(&service, &sandbox, &exec_id).await;
+                    return Some((end_of(&exit), None));
+                }
                 Ok(Ok(other)) => return Some((Err(RpcError::unexpected(&other)), None)),
                 Ok(Err(error)) => {
-                    let exit = lost(&service, &sandbox, &error.to_string());
-                    return Some((ended(&exit), None));
+                    let exit = lost(&service, &sandbox, &error.to_string()).await;
+                    ended::written_down(&service, &sandbox, &exec_id).await;
+                    return Some((end_of(&exit), None));
                 }
             };
             Some((Ok(json!({"event": said})), Some(following)))
@@ -332,7 +349,7 @@ fn events(
 }
 
 /// The last event, or the error that stands for it.
-fn ended(exit: &Exit) -> Result<Value, RpcError> {
+fn end_of(exit: &Exit) -> Result<Value, RpcError> {
     let message = exit.message.clone().unwrap_or_default();
     let end = |code: i32, exited: bool, status: String| {
         let mut end = json!({"exitCode": code, "exited": exited, "status": status});

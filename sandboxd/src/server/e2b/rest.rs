@@ -601,6 +601,7 @@ pub(in crate::server) async fn fork(
     let sandbox = mine(&app, &team.0, &id)?;
     let request = ForkRequest {
         count: asked.count.unwrap_or(1),
+        from: None,
         timeout: Some(asked.timeout.unwrap_or(TIMEOUT)),
     };
     let made = app.service.fork(sandbox, request).await?;
