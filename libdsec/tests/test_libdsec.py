@@ -6,6 +6,7 @@ import tarfile
 import tempfile
 import time
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 
 import libdsec
 from libdsec import AsyncSandbox, DSecClient, DSecContainerRunArgs, Sandbox
@@ -37,7 +38,7 @@ class LibdsecTests(unittest.TestCase):
         self.assertEqual(len(r.stdout_bytes), 512 << 10)
 
     def test_streams_and_input(self) -> None:
-        pieces = []
+        pieces: "list[str]" = []
         r = self.sb.commands.run("for i in 1 2 3; do echo ä$i; done", on_stdout=pieces.append)
         self.assertEqual("".join(pieces), r.stdout)
         self.assertEqual(r.stdout, "ä1\nä2\nä3\n")
@@ -63,7 +64,7 @@ class LibdsecTests(unittest.TestCase):
     def test_sessions_keep_folder_variables_and_jobs(self) -> None:
         with self.sb.commands.session() as session:
             session.run("cd /w; X=5; sleep 1000 & true")
-            pieces = []
+            pieces: "list[str]" = []
             r = session.run("pwd; echo -n $X; echo e >&2; jobs | wc -l", on_stdout=pieces.append)
             self.assertEqual((r.stdout, r.stderr), ("/w\n51\n", "e\n"))
             self.assertEqual("".join(pieces), r.stdout)
@@ -83,7 +84,37 @@ class LibdsecTests(unittest.TestCase):
         one = Sandbox.create(base=BASE, request_id="same-" + self.sb.id)
         two = Sandbox.create(base=BASE, request_id="same-" + self.sb.id)
         self.assertEqual(one.id, two.id)
+        for other in ({"memory_mb": 99}, {"toolkits": [BASE]}, {"envs": {"A": "b"}}):
+            with self.assertRaises(libdsec.ConflictException):
+                Sandbox.create(base=BASE, request_id="same-" + self.sb.id, **other)
         one.kill()
+
+    def test_the_same_request_at_the_same_time_runs_once(self) -> None:
+        def run(_: int) -> str:
+            return self.sb.commands.run("sleep 0.2; echo x >> /w/par; wc -l < /w/par", request_id="par").stdout
+
+        def streamed(_: int) -> str:
+            echo = "sleep 0.2; echo y >> /w/par2; wc -l < /w/par2"
+            return self.sb.commands.run(echo, request_id="par2", on_stdout=lambda _: None).stdout
+
+        def fork(_: int) -> "list[str]":
+            return [kid.id for kid in self.sb.fork(2, request_id="par3") if isinstance(kid, Sandbox)]
+
+        def create(_: int) -> str:
+            return Sandbox.create(base=BASE, request_id="par4-" + self.sb.id).id
+
+        with ThreadPoolExecutor(8) as pool:
+            self.assertEqual(set(pool.map(run, range(8))), {"1\n"})
+            self.assertEqual(set(pool.map(streamed, range(8))), {"1\n"})
+            kids = list(pool.map(fork, range(8)))
+            made = set(pool.map(create, range(8)))
+        self.assertEqual([kid for kid in kids if kid != kids[0]], [])
+        self.assertEqual(len(set(kids[0])), 2)
+        self.assertEqual(len(made), 1)
+        for id in [*kids[0], *made]:
+            Sandbox.connect(id).kill()
+        asked = [e["request_id"] for e in self.sb.trajectory() if e["what"] == "request"]
+        self.assertEqual(asked[1:], ["par", "par2", "par3"])
 
     def test_every_change_has_a_name_and_happens_once(self) -> None:
         files = self.sb.files
@@ -100,7 +131,7 @@ class LibdsecTests(unittest.TestCase):
             self.sb.commands.run("true", request_id="mv")
         kids = self.sb.fork(2, request_id="kids")
         again = other.fork(2, request_id="kids")
-        self.assertEqual([k.id for k in kids], [k.id for k in again])
+        self.assertEqual([getattr(k, "id") for k in kids], [getattr(k, "id") for k in again])
         for kid in kids:
             assert isinstance(kid, Sandbox)
             self.assertEqual(next(kid.trajectory())["body"], {"parent": self.sb.id, "from": None})

@@ -62,7 +62,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
     done.unwrap_or_else(|e| Err(ApiError::new(ErrorKind::InfraFailed, e.to_string())))
 }
 
-fn on_disk(error: std::io::Error) -> ApiError {
+pub(crate) fn on_disk(error: std::io::Error) -> ApiError {
     let kind = match error.kind() {
         std::io::ErrorKind::StorageFull => ErrorKind::Exhausted,
         _ => ErrorKind::InfraFailed,
@@ -178,7 +178,7 @@ impl Service {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(on_disk(e)),
             _ => {}
         }
-        let trajectory = Trajectory::open(&state.join("trajectory"))?;
+        let trajectory = Trajectory::open(&state.join("trajectory"), &state.join("uploads"))?;
         let records = store.all().map_err(on_disk)?;
         for id in trajectory.sandboxes()? {
             if !records.iter().any(|record| record.info.id == id) {
@@ -425,9 +425,9 @@ impl Service {
         let _turn = turn.lock().await;
         let made = self.made_by(project, &request_id);
         match made {
-            Some(made) if made.info.refs != record.info.refs => Err(ApiError::new(
+            Some(made) if !self.was_asked(&made.info.id, &asked)? => Err(ApiError::new(
                 ErrorKind::Conflict,
-                format!("request `{request_id}` made a sandbox of other layers"),
+                format!("request `{request_id}` asked for another sandbox: use another id"),
             )),
             Some(made) => Ok(made.info),
             None => self.make(record, asked).await,
@@ -633,6 +633,12 @@ impl Service {
                 }
                 record.info.state = to;
                 service.store.put(&record).map_err(on_disk)?;
+                let paused = to == State::Paused;
+                tracing::info!(
+                    id = record.info.id,
+                    "{}",
+                    if paused { "paused" } else { "resumed" }
+                );
                 *sandbox.lock() = record;
             }
             Ok(sandbox.info())

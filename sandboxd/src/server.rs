@@ -159,7 +159,7 @@ pub fn router(
         e2b: Arc::new(e2b::Settings::open(state, e2b.domain, e2b.template)?),
     };
     let (native, document) = native(&app).split_for_parts();
-    let document = openapi::bytes(&document)?;
+    let document = openapi::bytes(document)?;
     let document = move || async move { ([("content-type", "application/json")], document) };
     Ok(native
         .route("/openapi.json", get(document))

@@ -6,12 +6,14 @@
 //! loses power has lost the sandboxes too (and may have lost the last entries, never ones in the middle).
 //!
 //! One RocksDB holds all of them, behind this module. Keys: `e/ID/SEQ` events, `r/ID/REQUEST` which events a request id stands
-//! for, `o/ID/REQUEST` requests without a result, `b/ID/SEQ` bodies of bytes, `m/ID` counts.
+//! for, `o/ID/REQUEST` requests without a result, `b/ID/SEQ` bodies of bytes,
+//! `u/ID/SEQ` digests of larger ones (see `uploads`), `m/ID` counts.
 
 pub mod event;
+mod uploads;
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rocksdb::{DB, Direction, IteratorMode, Options, WriteBatch};
@@ -19,11 +21,14 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
+pub use uploads::{Incoming, KEPT_BYTES_MAX};
+
 use event::{Asked, Event, Finished, Outcome, Upload, What};
+use uploads::Uploads;
 
 /// Bytes of one sandbox's trajectory above which it takes no more requests.
 pub const BYTES_MAX: u64 = 1 << 30;
-/// Most bytes of an uploaded body that are kept for a replay.
+/// Most bytes of an uploaded body that are kept in the database; larger ones are files.
 pub const BODY_BYTES_MAX: usize = 1 << 20;
 /// Most bytes of a request's id.
 pub const REQUEST_ID_BYTES_MAX: usize = 256;
@@ -62,6 +67,15 @@ pub enum TrajectoryError {
         sandbox: String,
         /// How large it is.
         bytes: u64,
+    },
+    /// A large upload would not be kept or read.
+    #[error("the uploads of sandbox `{sandbox}`: {source}")]
+    Upload {
+        /// Whose.
+        sandbox: String,
+        /// What the disk said.
+        #[source]
+        source: std::io::Error,
     },
     /// The id cannot be one.
     #[error(
@@ -119,6 +133,29 @@ struct Index {
 struct Counts {
     events: u64,
     bytes: u64,
+    /// Bytes of large uploads.
+    #[serde(default)]
+    uploads: u64,
+}
+
+/// The bytes that a request came with, as far as they can be kept.
+#[derive(Debug)]
+pub enum Came {
+    /// All of them.
+    Bytes(Vec<u8>),
+    /// All of them, in a file.
+    File(Incoming),
+    /// Too many.
+    Nothing,
+}
+
+/// The bytes that a request came with.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// All of them.
+    Bytes(Vec<u8>),
+    /// Where they are.
+    File(PathBuf),
 }
 
 #[derive(Debug, Default)]
@@ -131,6 +168,7 @@ struct Log {
 #[derive(Debug)]
 pub struct Trajectory {
     db: DB,
+    uploads: Uploads,
     logs: Mutex<HashMap<String, Arc<Mutex<Log>>>>,
 }
 
@@ -147,6 +185,10 @@ fn event_key(sandbox: &str, seq: u64) -> String {
 
 fn body_key(sandbox: &str, seq: u64) -> String {
     format!("b/{sandbox}/{seq:020}")
+}
+
+fn upload_key(sandbox: &str, seq: u64) -> String {
+    format!("u/{sandbox}/{seq:020}")
 }
 
 fn index_key(sandbox: &str, request_id: &str) -> String {
@@ -166,11 +208,11 @@ fn encode(value: &impl Serialize) -> Vec<u8> {
 }
 
 impl Trajectory {
-    /// Opens (or makes) the database in `folder`.
+    /// Opens (or makes) the database in `folder`, and a folder for large uploads.
     ///
     /// # Errors
     /// What it says; another process that has it open is one reason.
-    pub fn open(folder: &Path) -> Result<Self, TrajectoryError> {
+    pub fn open(folder: &Path, uploads: &Path) -> Result<Self, TrajectoryError> {
         let mut options = Options::default();
         options.create_if_missing(true);
         options.set_write_buffer_size(4 << 20);
@@ -180,6 +222,10 @@ impl Trajectory {
         options.set_max_background_jobs(2);
         Ok(Self {
             db: DB::open(&options, folder)?,
+            uploads: Uploads::open(uploads).map_err(|source| TrajectoryError::Upload {
+                sandbox: String::new(),
+                source,
+            })?,
             logs: Mutex::default(),
         })
     }
@@ -222,6 +268,7 @@ impl Trajectory {
         let after = Counts {
             events: event.seq,
             bytes: before.bytes + added as u64,
+            uploads: before.uploads,
         };
         batch.put(event_key(sandbox, event.seq), bytes);
         batch.put(counts_key(sandbox), encode(&after));
@@ -345,17 +392,15 @@ impl Trajectory {
         &self,
         ticket: &Ticket,
         (outcome, status, reply): (Outcome, u16, serde_json::Value),
-        body: Option<(Upload, Vec<u8>)>,
+        body: Option<(Upload, Came)>,
     ) -> Result<Finished, TrajectoryError> {
         let (sandbox, request_id) = (&*ticket.sandbox, &*ticket.request_id);
         let log = self.log(sandbox);
         let mut log = locked(&log);
         let mut batch = WriteBatch::default();
         let mut upload = None;
-        if let Some((told, bytes)) = body {
-            if told.kept {
-                batch.put(body_key(sandbox, ticket.seq), bytes);
-            }
+        if let Some((mut told, came)) = body {
+            told.kept = self.keep(ticket, &mut log, (&told, came), &mut batch)?;
             upload = Some(told);
         }
         let finished = Finished {
@@ -379,6 +424,49 @@ impl Trajectory {
         let written = self.append(sandbox, &mut log, (what, batch));
         log.running.remove(request_id);
         written.map(|_| finished)
+    }
+
+    /// Keeps an upload; whether all of it is.
+    fn keep(
+        &self,
+        ticket: &Ticket,
+        log: &mut Log,
+        (told, came): (&Upload, Came),
+        batch: &mut WriteBatch,
+    ) -> Result<bool, TrajectoryError> {
+        let sandbox = &*ticket.sandbox;
+        match came {
+            Came::Bytes(bytes) => batch.put(body_key(sandbox, ticket.seq), bytes),
+            Came::File(incoming) => {
+                let kept = self.uploads.keep(sandbox, &told.digest, &incoming);
+                let new = kept.map_err(|source| TrajectoryError::Upload {
+                    sandbox: sandbox.to_owned(),
+                    source,
+                })?;
+                batch.put(upload_key(sandbox, ticket.seq), told.digest.as_bytes());
+                let mut counts = self.counts(sandbox, log)?;
+                counts.uploads += if new { told.bytes } else { 0 };
+                log.counts = Some(counts);
+            }
+            Came::Nothing => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// A place for an upload that is too large for the database. Blocks, but for moments only.
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub fn incoming(&self, sandbox: &str) -> Result<Incoming, TrajectoryError> {
+        let log = self.log(sandbox);
+        let used = self.counts(sandbox, &mut locked(&log))?.uploads;
+        let begun = self
+            .uploads
+            .begin(sandbox, KEPT_BYTES_MAX.saturating_sub(used));
+        begun.map_err(|source| TrajectoryError::Upload {
+            sandbox: sandbox.to_owned(),
+            source,
+        })
     }
 
     /// Nobody carries the request out any more, and what became of it can still be found out: the next who sends it does.
@@ -536,8 +624,15 @@ impl Trajectory {
     ///
     /// # Errors
     /// What the disk says.
-    pub fn body(&self, sandbox: &str, seq: u64) -> Result<Option<Vec<u8>>, TrajectoryError> {
-        Ok(self.db.get(body_key(sandbox, seq))?)
+    pub fn body(&self, sandbox: &str, seq: u64) -> Result<Option<Kept>, TrajectoryError> {
+        if let Some(bytes) = self.db.get(body_key(sandbox, seq))? {
+            return Ok(Some(Kept::Bytes(bytes)));
+        }
+        let digest = self.db.get(upload_key(sandbox, seq))?;
+        Ok(digest.map(|digest| {
+            let digest = String::from_utf8_lossy(&digest);
+            Kept::File(self.uploads.path(sandbox, &digest))
+        }))
     }
 
     /// Removes all of a sandbox. Blocks.
@@ -547,7 +642,13 @@ impl Trajectory {
     pub fn forget(&self, sandbox: &str) -> Result<(), TrajectoryError> {
         locked(&self.logs).remove(sandbox);
         let mut batch = WriteBatch::default();
-        for kind in ["e", "r", "o", "b"] {
+        self.uploads
+            .forget(sandbox)
+            .map_err(|source| TrajectoryError::Upload {
+                sandbox: sandbox.to_owned(),
+                source,
+            })?;
+        for kind in ["e", "r", "o", "b", "u"] {
             // `0` is the byte after `/`.
             batch.delete_range(
                 format!("{kind}/{sandbox}/").into_bytes(),

@@ -281,7 +281,28 @@ mod tests {
         ERRNO | u32::try_from(value).unwrap()
     }
 
-    /// Mutation: without the check of `clone`'s flags, the fourth assertion fails.
+    /// The refused calls once more, by the numbers of the kernel's table (arch/x86/entry/syscalls/syscall_64.tbl).
+    const NUMBERS: [i64; 64] = [
+        165, 166, 155, 430, 431, 432, 433, 428, 429, 442, 467, 457, 458, 179, 443, 167, 168, 308,
+        304, 303, 438, 312, 310, 311, 248, 249, 250, 321, 298, 175, 313, 176, 246, 320, 103, 212,
+        323, 425, 426, 427, 169, 163, 164, 227, 305, 159, 170, 171, 172, 173, 154, 153, 180, 134,
+        136, 139, 156, 300, 301, 256, 279, 278, 216, 460,
+    ];
+    /// The refused requests once more.
+    const IOCTLS: [u32; 10] = [
+        0x5412,
+        0x541c,
+        0xc0c0_586d,
+        0x4028_5881,
+        0x8058_5882,
+        0x4058_5883,
+        0xc004_5877,
+        0xc004_5878,
+        0x8004_587d,
+        0xc018_5879,
+    ];
+
+    /// Mutations: without the check of `clone`'s flags, the fourth assertion fails; each entry of a list replaced by another one's.
     #[test]
     fn escapes_are_refused_and_work_is_allowed() {
         let call = |number, arguments| decide(X86_64, number, arguments);
@@ -293,8 +314,29 @@ mod tests {
         ] {
             assert_eq!(call(allowed, [0; 2]), ALLOW, "{allowed}");
         }
-        for refused in REFUSED {
+        for refused in NUMBERS {
             assert_eq!(call(refused, [0; 2]), errno(libc::EPERM), "{refused}");
+        }
+        assert_eq!(REFUSED.len(), NUMBERS.len());
+        for request in IOCTLS {
+            let asked = call(libc::SYS_ioctl, [0, request]);
+            assert_eq!(asked, errno(libc::EPERM), "{request:#x}");
+        }
+        assert_eq!(REFUSED_IOCTLS.len(), IOCTLS.len());
+        // CLONE_NEW*: TIME, NS, CGROUP, UTS, IPC, USER, PID, NET.
+        for new in [
+            0x80,
+            0x2_0000,
+            0x200_0000,
+            0x400_0000,
+            0x800_0000,
+            0x1000_0000,
+            0x2000_0000,
+            0x4000_0000,
+        ] {
+            assert_eq!(call(libc::SYS_unshare, [new, 0]), errno(libc::EPERM));
+            let flags = new | libc::SIGCHLD.cast_unsigned();
+            assert_eq!(call(libc::SYS_clone, [flags, 0]), errno(libc::EPERM));
         }
         assert_eq!(call(libc::SYS_clone3, [0; 2]), errno(libc::ENOSYS));
         for new in [libc::CLONE_NEWUSER, libc::CLONE_NEWNS, libc::CLONE_NEWNET] {

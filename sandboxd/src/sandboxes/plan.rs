@@ -1,6 +1,6 @@
 //! What a request for a sandbox means: the record of one that is not made yet. Pure, but for the time and the name.
 
-use super::{ms, now_ms};
+use super::{Service, ms, now_ms};
 use crate::api::{CreateRequest, SandboxInfo, State};
 use crate::container::cgroup::Limits;
 use crate::disk::{self, Disk, Keeper};
@@ -9,10 +9,20 @@ use crate::ids;
 use crate::network::NetworkError;
 use crate::network::policy::Policy;
 use crate::store::Record;
+use crate::trajectory::event::{Asked, What};
 
 const MEMORY_MB: u64 = 4096;
 const CPUS: f64 = 4.0;
 const PIDS: u32 = 4096;
+
+impl Service {
+    /// Whether a sandbox was made by just this request.
+    pub(super) fn was_asked(&self, id: &str, now: &Asked) -> Result<bool, ApiError> {
+        let (events, _) = self.trajectory.events(id, 0, 1)?;
+        let first = events.into_iter().next().map(|event| event.what);
+        Ok(matches!(first, Some(What::Request { asked, .. }) if asked == *now))
+    }
+}
 
 /// The record of a sandbox that is asked for.
 pub(super) fn plan(

@@ -7,13 +7,17 @@ use std::collections::BTreeMap;
 use std::io;
 
 use axum::body::Bytes;
+use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
+use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{
-    ComponentsBuilder, InfoBuilder, OpenApi, OpenApiBuilder, Ref, RefOr, Response, ResponseBuilder,
+    ComponentsBuilder, InfoBuilder, OpenApi, OpenApiBuilder, Ref, RefOr, Required, Response,
+    ResponseBuilder,
 };
 use utoipa::{IntoResponses, PartialSchema as _, ToSchema as _};
 
 use crate::error::ApiError;
+use crate::trajectory::REQUEST_ID_BYTES_MAX;
 
 /// What the document begins with.
 pub(super) fn head() -> OpenApi {
@@ -46,8 +50,41 @@ pub(super) fn head() -> OpenApi {
 ///
 /// # Errors
 /// Never for documents of ours: they are strings and maps.
-pub(super) fn bytes(document: &OpenApi) -> io::Result<Bytes> {
-    Ok(serde_json::to_vec(document)?.into())
+pub(super) fn bytes(mut document: OpenApi) -> io::Result<Bytes> {
+    for (path, item) in &mut document.paths.paths {
+        let changes = [&mut item.post, &mut item.put, &mut item.delete];
+        for operation in changes.into_iter().flatten().filter(|_| is_recorded(path)) {
+            operation
+                .parameters
+                .get_or_insert_default()
+                .push(RefOr::T(request_id()));
+        }
+    }
+    Ok(serde_json::to_vec(&document)?.into())
+}
+
+/// Whether requests that change something under this path take their name from the query (see `recorded`).
+fn is_recorded(path: &str) -> bool {
+    path.starts_with("/v1/sandboxes/{id}")
+        && !path.ends_with("/execs")
+        && !path.ends_with("/resize")
+}
+
+fn request_id() -> Parameter {
+    let text = ObjectBuilder::new()
+        .schema_type(Type::String)
+        .min_length(Some(1))
+        .max_length(Some(REQUEST_ID_BYTES_MAX))
+        .pattern(Some("^[^\\u0000-\\u001f\\u007f-\\u009f]+$"));
+    let description =
+        "The request's name: the same name is never carried out twice, and gets the same answer";
+    ParameterBuilder::new()
+        .name("request_id")
+        .parameter_in(ParameterIn::Query)
+        .required(Required::False)
+        .description(Some(description))
+        .schema(Some(text))
+        .build()
 }
 
 /// The answers that every request may get.

@@ -16,9 +16,9 @@ use serde_json::Value;
 use super::{App, Project, find};
 use crate::error::{ApiError, ErrorKind};
 use crate::ids;
-use crate::sandboxes::{Service, blocking};
+use crate::sandboxes::{Service, blocking, on_disk};
 use crate::trajectory::event::{Asked, Finished, Outcome, Upload};
-use crate::trajectory::{BODY_BYTES_MAX, Begun, Ticket};
+use crate::trajectory::{BODY_BYTES_MAX, Begun, Came, Ticket};
 
 /// Most bytes of a request that is JSON.
 const REQUEST_BYTES_MAX: usize = 2 << 20;
@@ -68,13 +68,15 @@ impl Target {
 }
 
 /// What was seen of a body of bytes that went by.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Seen {
     hasher: blake3::Hasher,
     bytes: u64,
-    kept: Vec<u8>,
+    came: Came,
     ended: bool,
     broke: bool,
+    service: Arc<Service>,
+    sandbox: String,
 }
 
 type Shared = Arc<Mutex<Seen>>;
@@ -83,20 +85,43 @@ impl Seen {
     fn see(&mut self, piece: &Bytes) {
         self.hasher.update(piece);
         self.bytes += piece.len() as u64;
-        if self.bytes <= BODY_BYTES_MAX as u64 {
-            self.kept.extend_from_slice(piece);
-        } else {
-            self.kept = Vec::new();
-        }
+        let kept = match &mut self.came {
+            Came::Bytes(bytes) if self.bytes <= BODY_BYTES_MAX as u64 => {
+                bytes.extend_from_slice(piece);
+                return;
+            }
+            Came::Bytes(bytes) => {
+                let incoming = self.service.trajectory().incoming(&self.sandbox);
+                incoming.map_err(ApiError::from).and_then(|mut incoming| {
+                    let all = incoming.add(bytes).and_then(|_| incoming.add(piece));
+                    Ok(all.map_err(on_disk)?.then_some(incoming))
+                })
+            }
+            Came::File(incoming) => match incoming.add(piece) {
+                Ok(true) => return,
+                Ok(false) => Ok(None),
+                Err(error) => Err(on_disk(error)),
+            },
+            Came::Nothing => return,
+        };
+        self.came = match kept {
+            Ok(Some(incoming)) => Came::File(incoming),
+            Ok(None) => Came::Nothing,
+            // The request itself can be carried out: it is the replay that cannot, and says so.
+            Err(error) => {
+                tracing::warn!(id = self.sandbox, %error, "an upload is not kept for replays");
+                Came::Nothing
+            }
+        };
     }
 
-    fn upload(&self) -> (Upload, Vec<u8>) {
+    fn upload(&mut self) -> (Upload, Came) {
         let told = Upload {
             bytes: self.bytes,
             digest: self.hasher.finalize().to_hex().to_string(),
-            kept: self.bytes <= BODY_BYTES_MAX as u64,
+            kept: false,
         };
-        (told, self.kept.clone())
+        (told, std::mem::replace(&mut self.came, Came::Nothing))
     }
 }
 
@@ -237,7 +262,7 @@ async fn finish(
     service: &Arc<Service>,
     ticket: &Ticket,
     result: (Outcome, u16, Value),
-    body: Option<(Upload, Vec<u8>)>,
+    body: Option<(Upload, Came)>,
 ) {
     let (service, written) = (Arc::clone(service), ticket.clone());
     let written = blocking(move || Ok(service.trajectory().finish(&written, result, body)?));
@@ -253,7 +278,15 @@ async fn carry_out(
     (target, request): (Target, Request),
     next: Next,
 ) -> Result<Response, ApiError> {
-    let seen = Shared::default();
+    let seen = Arc::new(Mutex::new(Seen {
+        hasher: blake3::Hasher::new(),
+        bytes: 0,
+        came: Came::Bytes(Vec::new()),
+        ended: false,
+        broke: false,
+        service: Arc::clone(service),
+        sandbox: ticket.sandbox.clone(),
+    }));
     let (parts, body) = request.into_parts();
     let body = if target.bytes {
         watched(body, &seen)
@@ -267,7 +300,7 @@ async fn carry_out(
         let reply = to_bytes(body, REPLY_BYTES_MAX).await.unwrap_or_default();
         let status = parts.status.as_u16();
         let (outcome, upload) = {
-            let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
             let upload = (target.bytes && seen.ended).then(|| seen.upload());
             (outcome(&target, status, seen.broke), upload)
         };

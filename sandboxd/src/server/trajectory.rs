@@ -3,14 +3,19 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::body::Body;
 use axum::extract::{Path, Query, State};
 use serde::Deserialize;
 
 use super::openapi::Failures;
 use super::{App, Project, Told, find};
 use crate::error::{ApiError, ErrorKind};
-use crate::sandboxes::{Changes, blocking};
+use crate::sandboxes::{Changes, blocking, on_disk};
+use crate::trajectory::Kept;
 use crate::trajectory::event::TrajectoryReply;
+
+/// Bytes of a kept upload that are read at a time.
+const PIECE_BYTES: usize = 256 << 10;
 
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
@@ -57,14 +62,30 @@ pub(super) async fn body(
     State(app): State<App>,
     project: Project,
     Told(Path((id, seq))): Told<Path<(String, u64)>>,
-) -> Result<Vec<u8>, ApiError> {
+) -> Result<Body, ApiError> {
     let id = find(&app, &project, &id)?.info().id;
     let service = Arc::clone(&app.service);
     let found = blocking(move || Ok(service.trajectory().body(&id, seq)?));
-    found.await?.ok_or_else(|| {
-        let message = format!("no bytes are kept of request {seq}");
-        ApiError::new(ErrorKind::NotFound, message)
-    })
+    let path = match found.await? {
+        Some(Kept::Bytes(bytes)) => return Ok(Body::from(bytes)),
+        Some(Kept::File(path)) => path,
+        None => {
+            let message = format!("no bytes are kept of request {seq}");
+            return Err(ApiError::new(ErrorKind::NotFound, message));
+        }
+    };
+    let file = blocking(move || std::fs::File::open(&path).map_err(on_disk)).await?;
+    let pieces = futures_util::stream::try_unfold(file, async |mut file| {
+        let read = blocking(move || {
+            let mut piece = vec![0; PIECE_BYTES];
+            let len = std::io::Read::read(&mut file, &mut piece).map_err(on_disk)?;
+            piece.truncate(len);
+            Ok((piece, file))
+        });
+        let (piece, file) = read.await?;
+        Ok::<_, ApiError>((!piece.is_empty()).then_some((piece, file)))
+    });
+    Ok(Body::from_stream(pieces))
 }
 
 /// What the sandbox's files differ by from its layers, as one digest.

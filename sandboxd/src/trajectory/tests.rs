@@ -22,7 +22,7 @@ fn new(begun: Result<Begun, TrajectoryError>) -> Ticket {
 #[test]
 fn a_request_is_new_once_and_then_known() {
     let folder = tempfile::tempdir().unwrap();
-    let log = Trajectory::open(folder.path()).unwrap();
+    let log = Trajectory::open(&folder.path().join("db"), &folder.path().join("up")).unwrap();
     let ticket = new(log.begin("sb", "r", asked("/a")));
     assert!(matches!(
         log.begin("sb", "r", asked("/a")),
@@ -37,14 +37,17 @@ fn a_request_is_new_once_and_then_known() {
         digest: "d".to_owned(),
         kept: true,
     };
-    let body = Some((upload, b"abc".to_vec()));
+    let body = Some((upload, Came::Bytes(b"abc".to_vec())));
     let finished = log.finish(&ticket, (Outcome::Done, 200, json!({"x": 1})), body);
     let finished = finished.unwrap();
     match log.begin("sb", "r", asked("/a")) {
         Ok(Begun::Done(again)) => assert_eq!(again, finished),
         other => panic!("{other:?}"),
     }
-    assert_eq!(log.body("sb", 1).unwrap().unwrap(), b"abc");
+    assert_eq!(
+        log.body("sb", 1).unwrap(),
+        Some(Kept::Bytes(b"abc".to_vec()))
+    );
     // Another sandbox's is another; so is one whose name only begins alike.
     new(log.begin("sb2", "r", asked("/a")));
     log.forget("sb").unwrap();
@@ -64,13 +67,13 @@ fn a_request_is_new_once_and_then_known() {
 fn what_a_crash_left_without_a_result_is_known_to_be_that() {
     let folder = tempfile::tempdir().unwrap();
     {
-        let log = Trajectory::open(folder.path()).unwrap();
+        let log = Trajectory::open(&folder.path().join("db"), &folder.path().join("up")).unwrap();
         let one = new(log.begin("sb", "one", asked("/1")));
         new(log.begin("sb", "two", asked("/2")));
         log.finish(&one, (Outcome::Done, 204, json!(null)), None)
             .unwrap();
     }
-    let log = Trajectory::open(folder.path()).unwrap();
+    let log = Trajectory::open(&folder.path().join("db"), &folder.path().join("up")).unwrap();
     let open = log.open_requests("sb").unwrap();
     assert_eq!(open.len(), 1);
     assert_eq!((&*open[0].0.request_id, open[0].0.seq), ("two", 2));
@@ -94,7 +97,7 @@ fn what_a_crash_left_without_a_result_is_known_to_be_that() {
 #[test]
 fn what_was_not_done_may_be_asked_again() {
     let folder = tempfile::tempdir().unwrap();
-    let log = Trajectory::open(folder.path()).unwrap();
+    let log = Trajectory::open(&folder.path().join("db"), &folder.path().join("up")).unwrap();
     let ticket = new(log.begin("sb", "r", asked("/a")));
     let Ok(Begun::Running(waiter)) = log.begin("sb", "r", asked("/a")) else {
         panic!("it runs");

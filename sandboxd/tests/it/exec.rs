@@ -368,6 +368,50 @@ fn a_sandbox_without_memory_says_so_and_goes_on() {
     assert_eq!(host.containers.usage(&place).unwrap().oom_kills, 1);
 }
 
+/// Mutations: `pids.max` of 100,000 more; no quota written.
+#[test]
+fn processes_and_processors_are_as_many_as_asked_for() {
+    let host = Host::new();
+    let mut limits = LIMITS;
+    (limits.pids, limits.cpus) = (40, 1.5);
+    let place = host.sandbox_of("limited", &["/".into()], &limits);
+    let code = "import os, signal
+pids = []
+for _ in range(100):
+    try: pid = os.fork()
+    except BlockingIOError: break
+    if pid == 0: signal.pause()
+    pids.append(pid)
+print(len(pids))
+for pid in pids: os.kill(pid, 9)";
+    // And the one that counts.
+    assert_eq!(host.python(&place, code).text(), "39\n");
+    // Not measured in time: what the kernel was told.
+    let files = [
+        "cpu/*/*/cpu.cfs_quota_us",
+        "unified/*/*/cpu.max",
+        "*/*/cpu.max",
+    ];
+    let name = host.cgroup();
+    let told = files.iter().flat_map(|file| {
+        let line = format!(
+            "cat /sys/fs/cgroup/{} 2> /dev/null || :",
+            file.replacen("*", &name, 1)
+        );
+        let ran = std::process::Command::new("sh")
+            .args(["-c", &line])
+            .output()
+            .unwrap();
+        let text = String::from_utf8(ran.stdout).unwrap();
+        text.lines().map(str::to_owned).collect::<Vec<_>>()
+    });
+    let told: Vec<String> = told.collect();
+    let quota = told
+        .iter()
+        .filter(|line| line.split(' ').next() == Some("150000"));
+    assert_eq!(quota.count(), 1, "{told:?}");
+}
+
 #[test]
 fn a_fork_bomb_hits_the_limit_and_the_sandbox_can_still_be_asked() {
     let host = Host::new();

@@ -83,6 +83,11 @@ impl Host {
         self.containers = Containers::start(self.settings.clone(), kept).unwrap();
     }
 
+    /// The folder of its control groups.
+    pub(crate) fn cgroup(&self) -> String {
+        self.settings.cgroup.clone()
+    }
+
     pub(crate) fn rw(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }

@@ -107,10 +107,18 @@ fn escapes_fail() {
     assert_eq!(got, expected);
 }
 
+/// Mutation: each kind of namespace left out where shells are made.
 #[test]
 fn a_sandbox_is_a_machine_of_its_own() {
     let host = Host::new();
     let place = host.sandbox("alone");
+    for kind in ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"] {
+        let path = format!("/proc/self/ns/{kind}");
+        let theirs = host.ok(&place, &format!("readlink {path}"));
+        let ours = std::fs::read_link(&path).unwrap();
+        assert!(theirs.starts_with(&format!("{kind}:[")), "{theirs}");
+        assert_ne!(theirs.trim_end(), ours.to_str().unwrap());
+    }
     assert_eq!(host.ok(&place, "hostname"), "alone\n");
     assert_eq!(host.ok(&place, "id -u; id -g; id -G"), "0\n0\n0\n");
     assert_eq!(host.processes(&place), "3\n");
@@ -140,6 +148,7 @@ os.chroot('.'); print(os.path.exists('/marker'), os.path.ismount('/proc'))";
     assert!(!std::fs::exists("/marker").unwrap());
 }
 
+/// Mutations: each name missing in its list; no hidden folders; `sysrq-trigger` not read-only.
 #[test]
 fn what_tells_about_the_host_is_hidden() {
     let host = Host::new();
@@ -148,10 +157,20 @@ fn what_tells_about_the_host_is_hidden() {
         "kcore",
         "kallsyms",
         "kpagecgroup",
+        "kpagecount",
         "kpageflags",
         "keys",
+        "key-users",
         "kmsg",
+        "latency_stats",
+        "sched_debug",
         "timer_list",
+        "timer_stats",
+        "interrupts",
+        "softirqs",
+        "vmallocinfo",
+        "slabinfo",
+        "pagetypeinfo",
     ] {
         if std::fs::exists(format!("/proc/{file}")).unwrap() {
             assert_eq!(
@@ -161,12 +180,30 @@ fn what_tells_about_the_host_is_hidden() {
             );
         }
     }
-    for folder in ["/sys/kernel", "/sys/fs", "/sys/firmware", "/sys/module"] {
+    let all = "/sys/kernel /sys/fs /sys/firmware /sys/module /sys/power /sys/hypervisor /sys/devices/virtual/powercap \
+        /proc/acpi /proc/asound /proc/scsi /proc/driver";
+    let there = |path: &&str| std::fs::exists(path).unwrap();
+    for folder in all.split_whitespace().filter(there) {
         assert_eq!(
             host.ok(&place, &format!("ls -A {folder} | wc -l")),
             "0\n",
             "{folder}"
         );
+    }
+    for name in ["acpi", "asound", "scsi", "driver"] {
+        if std::fs::exists(format!("/proc/{name}")).unwrap() {
+            let line = format!("awk '$2 == \"/proc/{name}\" {{ print $3 }}' /proc/mounts");
+            assert_eq!(host.ok(&place, &line), "tmpfs\n", "{name}");
+        }
+    }
+    // Looked up, not tried: it would be this machine's.
+    for name in ["bus", "fs", "irq", "sys", "sysrq-trigger"] {
+        if !std::fs::exists(format!("/proc/{name}")).unwrap() {
+            continue;
+        }
+        let line =
+            format!("awk '$2 == \"/proc/{name}\" {{ print substr($4, 1, 3) }}' /proc/mounts");
+        assert_eq!(host.ok(&place, &line), "ro,\n", "{name}");
     }
     let line = host.ok(&place, "tr '\\0' ' ' < /proc/1/cmdline");
     assert_eq!(line, "sandbox --spawner ");
@@ -180,6 +217,7 @@ fn capabilities_and_privileges_are_few() {
         &place,
         "grep -E 'Cap(Prm|Eff|Bnd|Amb|Inh)|NoNewPrivs|Seccomp:' /proc/self/status",
     );
+    assert_eq!(host.ok(&place, "ulimit -Hc"), "0\n", "core dumps");
     let values: Vec<&str> = status.split_whitespace().collect();
     assert_eq!(values[1], "0000000000000000", "inheritable");
     assert_eq!(

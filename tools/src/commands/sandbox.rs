@@ -100,6 +100,9 @@ pub(crate) struct ExecArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum SandboxCommand {
     /// Make a sandbox and print its id.
+    #[command(
+        after_help = "Examples:\n  dsec sandbox create --base base/python:3.11 --workspace workspace/repo:1 --timeout 3600\n  dsec sandbox create --base base/debian:12 --memory-mb 2048 --disk-mb 1024 --allow pypi.org:443"
+    )]
     Create {
         #[command(flatten)]
         make: MakeArgs,
@@ -120,6 +123,9 @@ pub(crate) enum SandboxCommand {
         json: bool,
     },
     /// Run a command; its exit status becomes this command's.
+    #[command(
+        after_help = "Examples:\n  dsec sandbox exec sb-1f6a -- pytest -q\n  dsec sandbox exec --timeout 60 -i sb-1f6a -- sh -c 'cat > /w/input' < input"
+    )]
     Exec {
         /// The sandbox.
         id: String,
@@ -141,6 +147,9 @@ pub(crate) enum SandboxCommand {
         command: Vec<String>,
     },
     /// Copy a file into or out of a sandbox: one of both is `ID:PATH`.
+    #[command(
+        after_help = "Examples:\n  dsec sandbox cp data.bin sb-1f6a:/w/data.bin\n  dsec sandbox cp sb-1f6a:/w/report.xml report.xml"
+    )]
     Cp {
         /// From.
         from: String,
@@ -158,6 +167,9 @@ pub(crate) enum SandboxCommand {
         id: String,
     },
     /// Publish what a sandbox changed as a layer.
+    #[command(
+        after_help = "Example:\n  dsec sandbox pack-diff sb-1f6a workspace/repo:step-17 --scrub /root/.cache"
+    )]
     PackDiff {
         /// The sandbox.
         id: String,
@@ -168,6 +180,9 @@ pub(crate) enum SandboxCommand {
         scrub: Vec<String>,
     },
     /// Make children with the files that a sandbox has now, or had, and print their ids.
+    #[command(
+        after_help = "Examples:\n  dsec sandbox fork sb-1f6a 8\n  dsec sandbox fork sb-1f6a 8 --from workspace/repo:step-17"
+    )]
     Fork {
         /// The sandbox.
         id: String,
@@ -179,6 +194,9 @@ pub(crate) enum SandboxCommand {
         from: Option<String>,
     },
     /// Keep the files that a sandbox has now under a name, to fork from, for as long as it lives.
+    #[command(
+        after_help = "Example:\n  dsec sandbox snapshot sb-1f6a tested && dsec sandbox fork sb-1f6a 4 --from tested"
+    )]
     Snapshot {
         /// The sandbox.
         id: String,

@@ -1,7 +1,10 @@
 //! `dsec trajectory`: what was asked of a sandbox and what it did; and the same once more, elsewhere.
 
+mod line;
+
 use std::collections::BTreeMap;
-use std::io::Cursor;
+use std::fs::File;
+use std::io::{Seek as _, SeekFrom, Write as _};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
@@ -13,6 +16,7 @@ use super::Failure;
 use super::sandbox::http::{Client, Pieces, quoted};
 use super::sandbox::{path_of, text, wait};
 use crate::output;
+use line::Life;
 
 /// `dsec trajectory`.
 #[derive(Debug, Subcommand)]
@@ -145,7 +149,7 @@ async fn show(client: &Client, id: &str, json: bool) -> Result<ExitCode, Failure
 /// One replay.
 struct Replay<'a> {
     client: &'a Client,
-    from: &'a str,
+    from: String,
     to: String,
     /// Requests by number, with how the original ended.
     requests: BTreeMap<u64, (Value, Option<Value>)>,
@@ -153,12 +157,9 @@ struct Replay<'a> {
 }
 
 async fn replay(client: &Client, args: &ReplayArgs) -> Result<ExitCode, Failure> {
-    let events = events(client, &args.id).await?;
-    let first = events.first().ok_or("this trajectory is empty")?;
-    if text(first, "method") != "POST" || !path(first).is_empty() {
-        let why = "began as a fork: replay the sandbox that it was forked from";
-        return Err(format!("sandbox `{}` {why}", args.id).into());
-    }
+    let line = line::of(client, &args.id).await?;
+    let first = line.first().and_then(|life| life.events.first());
+    let first = first.ok_or("this trajectory is empty")?;
     let mut body = first.get("body").cloned().unwrap_or_default();
     let fields = body.as_object_mut().ok_or("the create has no body")?;
     for name in ["request_id", "timeout", "idle_timeout", "metadata"] {
@@ -172,12 +173,12 @@ async fn replay(client: &Client, args: &ReplayArgs) -> Result<ExitCode, Failure>
         .await?;
     let mut replay = Replay {
         client,
-        from: &args.id,
+        from: args.id.clone(),
         to: text(&made, "id").to_owned(),
         requests: BTreeMap::new(),
         differences: Vec::new(),
     };
-    let compared = replay.go(&events).await;
+    let compared = replay.go(&line).await;
     if !args.keep {
         let path = path_of(&replay.to, "");
         client.json(Method::DELETE, &path, None).await?;
@@ -201,8 +202,51 @@ async fn replay(client: &Client, args: &ReplayArgs) -> Result<ExitCode, Failure>
 }
 
 impl Replay<'_> {
-    /// Sends everything, and tells whether both have changed the same.
-    async fn go(&mut self, events: &[Value]) -> Result<bool, Failure> {
+    /// Sends everything, from ancestor to child, and tells whether both have changed the same.
+    async fn go(&mut self, line: &[Life]) -> Result<bool, Failure> {
+        for (n, life) in line.iter().enumerate() {
+            if n > 0 {
+                self.become_child().await?;
+            }
+            self.from.clone_from(&life.sandbox);
+            self.live(&life.events).await?;
+        }
+        let changes = async |id: &str| {
+            let path = path_of(id, "/changes");
+            self.client.json(Method::GET, &path, None).await
+        };
+        let (ours, theirs) = (changes(&self.to).await?, changes(&self.from).await?);
+        if ours != theirs {
+            let told = format!("changes: {theirs} there, {ours} here");
+            self.differences.push(told);
+        }
+        Ok(self.differences.is_empty())
+    }
+
+    /// Goes on in a child: it has the files, not the processes.
+    async fn become_child(&mut self) -> Result<(), Failure> {
+        let forked = self
+            .client
+            .json(
+                Method::POST,
+                &path_of(&self.to, "/fork"),
+                Some(&json!({"count": 1})),
+            )
+            .await?;
+        let child = forked.pointer("/children/0").unwrap_or(&Value::Null);
+        let id = text(child, "id").to_owned();
+        if id.is_empty() {
+            return Err(text(child, "message").into());
+        }
+        let parent = std::mem::replace(&mut self.to, id);
+        self.requests.clear();
+        let path = path_of(&parent, "");
+        self.client.json(Method::DELETE, &path, None).await?;
+        Ok(())
+    }
+
+    /// Sends the requests of one sandbox.
+    async fn live(&mut self, events: &[Value]) -> Result<(), Failure> {
         let result = |of: u64| {
             let found = events
                 .iter()
@@ -216,24 +260,22 @@ impl Replay<'_> {
                 _ => {}
             }
         }
-        let changes = async |id: &str| {
-            let path = path_of(id, "/changes");
-            self.client.json(Method::GET, &path, None).await
-        };
-        let (ours, theirs) = (changes(&self.to).await?, changes(self.from).await?);
-        if ours != theirs {
-            let told = format!("changes: {theirs} there, {ours} here");
-            self.differences.push(told);
-        }
-        Ok(self.differences.is_empty())
+        Ok(())
     }
 
     async fn send(&mut self, request: &Value, result: Option<Value>) -> Result<(), Failure> {
         let (method, at) = (text(request, "method"), path(request));
         let changes_no_file = at.is_empty()
-            || ["/pack_diff", "/fork", "/pause", "/resume", "/timeout"]
-                .iter()
-                .any(|skipped| at.starts_with(skipped));
+            || [
+                "/pack_diff",
+                "/fork",
+                "/pause",
+                "/resume",
+                "/timeout",
+                "/steps",
+            ]
+            .iter()
+            .any(|skipped| at.starts_with(skipped));
         let outcome = result.as_ref().map(|r| text(r, "outcome").to_owned());
         match outcome.as_deref() {
             _ if changes_no_file => return Ok(()),
@@ -262,7 +304,7 @@ impl Replay<'_> {
             } else {
                 Method::POST
             };
-            let pieces = Pieces::read(Cursor::new(bytes));
+            let pieces = Pieces::read(bytes);
             self.client.upload(method, &to, pieces).await
         } else {
             let method: Method = method.parse()?;
@@ -280,16 +322,23 @@ impl Replay<'_> {
     }
 
     /// The bytes that a request came with.
-    async fn bytes(&self, seq: u64, result: Option<&Value>) -> Result<Vec<u8>, Failure> {
+    async fn bytes(&self, seq: u64, result: Option<&Value>) -> Result<File, Failure> {
         let upload = result.and_then(|r| r.get("upload"));
         let kept = upload.and_then(|u| u.get("kept")).and_then(Value::as_bool);
         if kept != Some(true) {
-            let why = "its bytes are not kept (1 MiB at most are)";
+            let why = "its bytes are not kept (8 GiB of a sandbox are)";
             return Err(format!("request {seq} cannot be sent again: {why}").into());
         }
-        let path = path_of(self.from, &format!("/trajectory/{seq}/body"));
+        let path = path_of(&self.from, &format!("/trajectory/{seq}/body"));
         let response = self.client.stream(Method::GET, &path, None).await?;
-        Ok(response.into_body().collect().await?.to_bytes().to_vec())
+        let (mut file, mut body) = (tempfile::tempfile()?, response.into_body());
+        while let Some(frame) = body.frame().await {
+            if let Ok(data) = frame?.into_data() {
+                file.write_all(&data)?;
+            }
+        }
+        file.seek(SeekFrom::Start(0))?;
+        Ok(file)
     }
 
     /// Waits for an exec's end where the original had ended, and compares.

@@ -68,6 +68,15 @@ fn run(world: &World, daemon: &Sandboxd<'_>, config: &str, more: &[&str]) {
 fn the_api_is_as_it_describes_itself() {
     let world = World::new();
     let daemon = Sandboxd::start_with(&world, "127.0.0.1:0", &[], "");
+    let named = "import json, sys, urllib.request; paths = json.load(urllib.request.urlopen(sys.argv[1]))['paths']
+print(sum('request_id' in [p['name'] for p in o.get('parameters', [])] for i in paths.values() for o in i.values()))";
+    let document = format!("{}/openapi.json", daemon.url());
+    let ran = Command::new("python3")
+        .args(["-c", named, &document])
+        .output()
+        .unwrap();
+    // All that changes a sandbox, but create and execs (whose bodies have it) and a terminal's size.
+    assert_eq!(String::from_utf8(ran.stdout).unwrap(), "15\n");
     // Sandboxes that are not there.
     run(&world, &daemon, "", &[]);
     // One that is; what makes others or ends it is left to the run before.

@@ -259,3 +259,82 @@ fn when_the_daemon_dies_for_good_what_has_no_purpose_ends() {
         "on"
     );
 }
+
+/// `idle_timeout` counts from the last request's end (from ready, if there was none), whatever the sandbox does: one that is paused has
+/// it too. Nothing here depends on how fast this machine is: only that nobody is ended while a request runs. Mutations: idle from the
+/// request's beginning (`in_use` left out) ends the sandbox under its command; one that is never looked at while paused stays.
+#[test]
+fn an_idle_sandbox_ends_after_its_last_request_and_never_under_one() {
+    let world = World::new();
+    let daemon = Sandboxd::start(&world);
+    let client = |code: &str| {
+        let package = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("libdsec");
+        let ran = Command::new("python3")
+            .args([
+                "-B",
+                "-c",
+                &format!("import time\nfrom libdsec import Sandbox\nBASE = 'base/mini:1'\n{code}"),
+            ])
+            .env("PYTHONPATH", package.join("src"))
+            .env("DSEC_URL", daemon.url())
+            .output()
+            .unwrap();
+        assert!(ran.status.success(), "{ran:?}\n{}", daemon.log());
+        String::from_utf8(ran.stdout).unwrap().trim_end().to_owned()
+    };
+    let ended = |id: &str| {
+        until("it has ended", || {
+            !daemon.ok(&["sandbox", "ls"]).contains(id)
+        });
+        let all = daemon.ok(&["sandbox", "ls", "--all"]);
+        let line = all.lines().find(|line| line.starts_with(id)).unwrap();
+        assert!(line.ends_with("(nobody used it)"), "{line}");
+    };
+    // A command much longer than the time, and no other request.
+    let id = client(
+        "sb = Sandbox.create(base=BASE, idle_timeout=0.5)\nprint(sb.id)\nassert sb.commands.run('sleep 2; echo on').stdout == 'on\\n'",
+    );
+    ended(&id);
+    // Nobody ever asked it anything.
+    ended(&client(
+        "print(Sandbox.create(base=BASE, idle_timeout=0.2).id)",
+    ));
+    // It stands still.
+    ended(&client(
+        "sb = Sandbox.create(base=BASE, idle_timeout=1)\nsb.pause()\nprint(sb.id)",
+    ));
+    // Looking at it is no use of it.
+    let id = client(
+        "sb = Sandbox.create(base=BASE, idle_timeout=1)\nprint(sb.id)\nwhile sb.get_info().state != 'gone': time.sleep(0.01)",
+    );
+    ended(&id);
+}
+
+/// Mutation: if each request of a paused sandbox resumes it by itself, without `change`'s look at the state under the lock, it is resumed many times.
+#[test]
+fn many_requests_to_a_paused_sandbox_resume_it_once() {
+    let world = World::new();
+    let daemon = Sandboxd::start(&world);
+    let id = daemon.ok(&["sandbox", "create", "--base", "base/mini:1"]);
+    for _ in 0..5 {
+        daemon.ok(&["sandbox", "pause", &id]);
+        let children: Vec<_> = (0..12)
+            .map(|n| {
+                Command::new(env!("CARGO_BIN_EXE_dsec"))
+                    .args(["sandbox", "exec", &id, "--", "echo", &n.to_string()])
+                    .env("DSEC_URL", daemon.url())
+                    .stdout(Stdio::piped())
+                    .spawn()
+                    .unwrap()
+            })
+            .collect();
+        for (n, child) in children.into_iter().enumerate() {
+            let told = child.wait_with_output().unwrap();
+            assert_eq!(String::from_utf8(told.stdout).unwrap(), format!("{n}\n"));
+        }
+        assert!(daemon.ok(&["sandbox", "ls"]).contains("running"));
+    }
+    let log = daemon.log();
+    let resumed = log.lines().filter(|line| line.contains("resumed"));
+    assert_eq!(resumed.count(), 5, "{log}");
+}

@@ -167,7 +167,7 @@ fn the_python_package_works() {
         .unwrap();
     let said = String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success(), "{said}\n{}", daemon.log());
-    assert!(said.contains("Ran 13 tests"), "{said}");
+    assert!(said.contains("Ran 14 tests"), "{said}");
 }
 
 /// Mutations: without the raw terminal the first interrupt ends the client; without the signal's handler no size arrives.
@@ -191,6 +191,36 @@ fn a_shell_at_a_terminal_takes_every_key_and_its_size() {
         said.starts_with("dsec: standard input is no terminal"),
         "{said}"
     );
+}
+
+/// `mypy --strict` on the package, its tests, and the examples of the documentation. Mutations: a parameter without a type, and an
+/// example that names one that is not there.
+#[test]
+fn the_python_package_and_the_examples_have_right_types() {
+    let world = World::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mypy = root.join("target/test-tools/mypy/bin/mypy");
+    assert!(mypy.try_exists().unwrap(), "run `tools/setup check` first");
+    let mut examples = 0;
+    for page in ["docs/sandbox.md", "libdsec/README.md"] {
+        let text = fs::read_to_string(root.join(page)).unwrap();
+        for block in text.split("```python\n").skip(1) {
+            let code = block.split("```").next().unwrap();
+            examples += 1;
+            fs::write(world.path(&format!("example{examples}.py")), code).unwrap();
+        }
+    }
+    assert!(examples >= 2, "{examples}");
+    let ran = Command::new(mypy)
+        .args(["--strict", "--no-incremental", "--cache-dir=/dev/null", "."])
+        .arg(root.join("libdsec/src"))
+        .arg(root.join("libdsec/tests"))
+        .current_dir(world.root())
+        .env("MYPYPATH", root.join("libdsec/src"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success(), "{said}{ran:?}");
 }
 
 /// In an environment of its own, from a copy: installing leaves files beside the sources.

@@ -166,3 +166,45 @@ fn a_replay_of_deterministic_commands_gives_an_equal_tree() {
     assert!(said.ends_with("different\n"), "{said}");
     assert_eq!(other.status.code(), Some(1));
 }
+
+/// Mutations: a replay that goes on in the parent's replay has its process write on; without the cut it has what the parent did later; uploads
+/// that are not kept cannot be sent again.
+#[test]
+fn a_replay_of_a_forks_fork_begins_with_its_ancestors() {
+    let world = World::new();
+    let daemon = Sandboxd::start(&world);
+    let run = |id: &str, line: &str| daemon.ok(&["sandbox", "exec", id, "--", "sh", "-c", line]);
+    let id = daemon.ok(&["sandbox", "create", "--base", "base/mini:1"]);
+    // Larger than what the database keeps, twice the same.
+    std::fs::write(world.path("large"), crate::world::noise(1, 3 << 20)).unwrap();
+    for name in ["one", "two"] {
+        daemon.ok(&["sandbox", "cp", "large", &format!("{id}:/w/{name}")]);
+    }
+    let kept = std::fs::read_dir(world.path("state/uploads").join(&id)).unwrap();
+    assert_eq!(kept.count(), 1, "equal uploads are kept once");
+    run(&id, "mkdir /w/d; echo parent > /w/d/f; rm /etc/passwd");
+    let child = daemon.ok(&["sandbox", "fork", &id]);
+    run(&id, "echo later > /w/later");
+    run(
+        &child,
+        "rm /w/two; rm -r /w/d; mkdir /w/d; echo child > /w/d/g",
+    );
+    let grandchild = daemon.ok(&["sandbox", "fork", &child]);
+    run(&grandchild, "echo grandchild >> /w/d/g");
+    let replay = |id: &str| {
+        let ran = daemon.dsec(&["trajectory", "replay", id, "--on", "base/mini:1"]);
+        String::from_utf8(ran.stderr).unwrap()
+    };
+    assert_eq!(replay(&grandchild), "equal\n");
+    assert_eq!(replay(&child), "equal\n");
+    // A step's moment is not told by requests.
+    daemon.ok(&["sandbox", "snapshot", &id, "now"]);
+    let other = daemon.ok(&["sandbox", "fork", &id, "--from", "now"]);
+    assert_eq!(
+        replay(&other),
+        format!(
+            "dsec: sandbox `{other}` was forked from step `now`, has the files of an earlier moment than its fork: no replay\n"
+        )
+    );
+    daemon.ok(&["sandbox", "kill", &child, &grandchild, &other]);
+}
