@@ -1,9 +1,11 @@
-//! Disk limits: what a sandbox writes lies in a file system of its own, in a file.
+//! Disk limits: by project quota where the state's file system keeps it (`project`), else by a file system in a file.
 //!
-//! An ext4 without a journal (after a crash of the machine the sandbox is gone too) in a sparse file beside the sandbox's record, on a
+//! That is an ext4 without a journal (after a crash of the machine the sandbox is gone too) in a sparse file beside the sandbox's record, on a
 //! loop device that the kernel frees by itself, mounted at the folder the sandbox writes to. It is full when it is full: no
 //! space or no inodes inside, and nothing of the host's. Formatting is done once for each size; a sandbox gets a copy of the few blocks
 //! that are not holes.
+
+mod project;
 
 use std::fs::{self, File};
 use std::io;
@@ -48,15 +50,17 @@ pub struct Disk {
 pub enum Keeper {
     /// A file system in a file, on a loop device.
     Loop,
+    /// A project's quota of the file system that the daemon's state is on.
+    Project,
 }
 
 impl Disk {
     /// A limit of so many MiB.
-    pub fn of(mib: u64) -> Self {
+    pub fn of(mib: u64, by: Keeper) -> Self {
         Self {
             mib,
             inodes: (mib << 20) / BYTES_PER_INODE,
-            by: Keeper::Loop,
+            by,
         }
     }
 }
@@ -95,23 +99,38 @@ fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> DiskErro
 #[derive(Debug)]
 pub struct Disks {
     folder: PathBuf,
+    keeper: Keeper,
     formatting: Mutex<()>,
 }
 
 impl Disks {
-    /// Keeps formatted images in `folder`.
-    pub fn new(folder: &Path) -> Self {
+    /// For sandboxes in the folder `state`; formatted images are kept there too.
+    pub fn new(state: &Path) -> Self {
+        let keeper = if project::is_kept(state) {
+            Keeper::Project
+        } else {
+            Keeper::Loop
+        };
         Self {
-            folder: folder.to_owned(),
+            folder: state.join("disks"),
+            keeper,
             formatting: Mutex::new(()),
         }
     }
 
-    /// Makes a file system in the file `image` and mounts it at `at`. Blocks.
+    /// What keeps the limits of new sandboxes.
+    pub fn keeper(&self) -> Keeper {
+        self.keeper
+    }
+
+    /// Makes the folder `at`, limited: perhaps as a file system in the file `image`. Blocks.
     ///
     /// # Errors
     /// See [`DiskError`]; the file may be left, nothing is mounted.
     pub fn attach(&self, disk: &Disk, image: &Path, at: &Path) -> Result<(), DiskError> {
+        if disk.by == Keeper::Project {
+            return project::attach(disk, at);
+        }
         let template = self.template(disk)?;
         let file = copy(&template, image)?;
         fs::create_dir_all(at).map_err(failed("create", at))?;
@@ -221,14 +240,14 @@ fn show(file: &File) -> Result<(File, PathBuf), DiskError> {
     Err(DiskError::NoDevice)
 }
 
-/// Unmounts what is mounted at a folder, if anything is. With the last mount the device is free again.
+/// Unmounts what is mounted at a folder, if anything is, and takes its limit away. With the last mount the device is free again.
 ///
 /// # Errors
 /// What the kernel says.
 pub fn detach(at: &Path) -> io::Result<()> {
     match rustix::mount::unmount(at, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
         // Nothing is there, or nothing is mounted there.
-        Ok(()) | Err(rustix::io::Errno::NOENT | rustix::io::Errno::INVAL) => Ok(()),
+        Ok(()) | Err(rustix::io::Errno::NOENT | rustix::io::Errno::INVAL) => project::detach(at),
         Err(error) => Err(error.into()),
     }
 }

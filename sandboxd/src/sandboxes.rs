@@ -206,7 +206,7 @@ impl Service {
             store,
             trajectory,
             networks,
-            disks: Disks::new(&state.join("disks")),
+            disks: Disks::new(&state),
             state,
             packer,
             queue: queue::Queue::default(),
@@ -406,7 +406,8 @@ impl Service {
         request: CreateRequest,
     ) -> Result<SandboxInfo, ApiError> {
         self.backends.choose(&request.backend)?;
-        let record = plan::plan(project, &request, self.disk_mb)?;
+        let disk = (self.disk_mb, self.disks.keeper());
+        let record = plan::plan(project, &request, disk)?;
         let asked = Asked {
             method: "POST".to_owned(),
             path: String::new(),

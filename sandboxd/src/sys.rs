@@ -6,6 +6,7 @@
 
 pub(crate) mod borrow;
 pub(crate) mod loops;
+pub(crate) mod quota;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};

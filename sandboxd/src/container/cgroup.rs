@@ -490,6 +490,9 @@ pub(crate) fn oom_kills(text: &str) -> u64 {
 }
 
 #[cfg(test)]
+mod vm_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

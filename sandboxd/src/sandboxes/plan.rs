@@ -3,7 +3,7 @@
 use super::{Service, ms, now_ms};
 use crate::api::{CreateRequest, SandboxInfo, State};
 use crate::container::cgroup::Limits;
-use crate::disk::{self, Disk};
+use crate::disk::{self, Disk, Keeper};
 use crate::error::{ApiError, ErrorKind};
 use crate::ids;
 use crate::network::NetworkError;
@@ -28,7 +28,7 @@ impl Service {
 pub(super) fn plan(
     project: &str,
     request: &CreateRequest,
-    default_disk_mb: Option<u64>,
+    (default_disk_mb, keeper): (Option<u64>, Keeper),
 ) -> Result<Record, ApiError> {
     let invalid = |message: String| Err(ApiError::new(ErrorKind::Invalid, message));
     let disk_mb = request.disk_mb.or(default_disk_mb);
@@ -67,7 +67,7 @@ pub(super) fn plan(
             metadata: request.metadata.clone(),
             request_id: request.request_id.clone(),
             parent: None,
-            disk: disk_mb.map(Disk::of),
+            disk: disk_mb.map(|mib| Disk::of(mib, keeper)),
         },
         project: project.to_owned(),
         limits: Limits {

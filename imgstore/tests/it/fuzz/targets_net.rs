@@ -215,6 +215,8 @@ pub(super) fn docker_config() -> Target {
             echo.port
         )
         .into_bytes(),
+        // Not base64. Mutation: its decoding is unwrapped.
+        format!(r#"{{"auths":{{"127.0.0.1:{}":{{"auth":"bWU6#"}}}}}}"#, echo.port).into_bytes(),
         br#"{"auths":{},"HttpHeaders":{"a":"b"}}"#.to_vec(),
         b"{}".to_vec(),
     ];
