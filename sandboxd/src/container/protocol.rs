@@ -141,10 +141,12 @@ pub enum Request {
 impl Request {
     /// Work on files as root.
     pub fn files(request: super::files::FileRequest) -> Self {
-        Self::Files {
-            request,
-            user: None,
-        }
+        Self::files_as(request, None)
+    }
+
+    /// The same as a user of the sandbox.
+    pub fn files_as(request: super::files::FileRequest, user: Option<String>) -> Self {
+        Self::Files { request, user }
     }
 }
 

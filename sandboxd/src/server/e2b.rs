@@ -2,13 +2,14 @@
 //! sandbox and here is served by the daemon on its behalf.
 //!
 //! `access` says who may, `rest` has the sandboxes, `connect` the RPC protocol with its JSON coding (decision 0019), `process`,
-//! `filesystem`, `watchers` and `files` are envd, `ports` leads to what listens in a sandbox. What is
+//! `filesystem`, `watchers` and `files` are envd, `ports` leads to what listens in a sandbox; `noted` writes down what they change. What is
 //! covered is told in `docs/sandbox.md`.
 
 mod access;
 mod connect;
 mod files;
 mod filesystem;
+mod noted;
 mod ports;
 mod process;
 mod rest;

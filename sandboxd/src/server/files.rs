@@ -34,6 +34,10 @@ pub(super) struct OfPath {
     #[serde(deserialize_with = "named")]
     #[param(min_length = 1)]
     path: String,
+    /// As this user of the sandbox; without it as its root.
+    #[serde(default)]
+    #[param(required = false)]
+    user: Option<String>,
 }
 
 /// A folder, and how far down.
@@ -48,6 +52,10 @@ pub(super) struct Listing {
     #[serde(default)]
     #[param(required = false)]
     depth: Option<u32>,
+    /// As this user of the sandbox; without it as its root.
+    #[serde(default)]
+    #[param(required = false)]
+    user: Option<String>,
 }
 
 /// Part of a file.
@@ -66,6 +74,10 @@ pub(super) struct Part {
     #[serde(default)]
     #[param(format = "uint64")]
     len: Option<u64>,
+    /// As this user of the sandbox; without it as its root.
+    #[serde(default)]
+    #[param(required = false)]
+    user: Option<String>,
 }
 
 /// A place, and its permissions.
@@ -80,6 +92,10 @@ pub(super) struct WithMode {
     #[serde(default)]
     #[param(pattern = "^[0-7]{1,4}$")]
     mode: Option<String>,
+    /// As this user of the sandbox; without it as its root.
+    #[serde(default)]
+    #[param(required = false)]
+    user: Option<String>,
 }
 
 impl WithMode {
@@ -110,6 +126,10 @@ pub(super) struct Watched {
     /// Folders below it too.
     #[serde(default)]
     recursive: bool,
+    /// As this user of the sandbox; without it as its root.
+    #[serde(default)]
+    #[param(required = false)]
+    user: Option<String>,
 }
 
 /// Entries that were asked for.
@@ -135,11 +155,11 @@ async fn ask(
     app: &App,
     project: &Project,
     id: &str,
-    request: FileRequest,
+    request: Request,
 ) -> Result<FileReply, ApiError> {
     let (_, socket) = agent(app, project, id).await?;
     let mut link = Link::connect(&socket).await?;
-    match link.request(&Request::files(request)).await? {
+    match link.request(&request).await? {
         Answer::Files { reply } => Ok(reply),
         other => Err(unexpected(&other)),
     }
@@ -149,7 +169,7 @@ async fn entries(
     app: &App,
     project: &Project,
     id: &str,
-    request: FileRequest,
+    request: Request,
 ) -> Result<Json<Entries>, ApiError> {
     match ask(app, project, id, request).await? {
         FileReply::Entries(entries) => Ok(Json(Entries { entries })),
@@ -177,6 +197,7 @@ pub(super) async fn list(
         path: place.path,
         depth: place.depth.unwrap_or(1),
     };
+    let request = Request::files_as(request, place.user);
     entries(&app, &project, &id, request).await
 }
 
@@ -194,7 +215,9 @@ pub(super) async fn stat(
     Told(Path(id)): Told<Path<String>>,
     Told(Query(place)): Told<Query<OfPath>>,
 ) -> Result<Json<Entries>, ApiError> {
-    entries(&app, &project, &id, FileRequest::Stat { path: place.path }).await
+    let request = FileRequest::Stat { path: place.path };
+    let request = Request::files_as(request, place.user);
+    entries(&app, &project, &id, request).await
 }
 
 /// Make a folder, and those above it.
@@ -215,6 +238,7 @@ pub(super) async fn make_dir(
         mode: place.mode()?,
         path: place.path,
     };
+    let request = Request::files_as(request, place.user);
     entries(&app, &project, &id, request).await
 }
 
@@ -232,13 +256,9 @@ pub(super) async fn remove(
     Told(Path(id)): Told<Path<String>>,
     Told(Query(place)): Told<Query<OfPath>>,
 ) -> Result<Json<Entries>, ApiError> {
-    entries(
-        &app,
-        &project,
-        &id,
-        FileRequest::Remove { path: place.path },
-    )
-    .await
+    let request = FileRequest::Remove { path: place.path };
+    let request = Request::files_as(request, place.user);
+    entries(&app, &project, &id, request).await
 }
 
 /// Body of `POST …/files/rename`.
@@ -247,6 +267,9 @@ pub(super) async fn remove(
 pub(super) struct Rename {
     from: String,
     to: String,
+    /// As this user of the sandbox; without it as its root.
+    #[serde(default)]
+    user: Option<String>,
 }
 
 /// Rename; what is there is replaced.
@@ -268,6 +291,7 @@ pub(super) async fn rename(
         from: names.from,
         to: names.to,
     };
+    let request = Request::files_as(request, names.user);
     entries(&app, &project, &id, request).await
 }
 
@@ -276,11 +300,11 @@ async fn download(
     app: &App,
     project: &Project,
     id: &str,
-    request: FileRequest,
+    request: Request,
     kind: &'static str,
 ) -> Result<Response, ApiError> {
     let (_, socket) = agent(app, project, id).await?;
-    download_from(&socket, &Request::files(request), kind).await
+    download_from(&socket, &request, kind).await
 }
 
 /// The same of an agent.
@@ -328,6 +352,7 @@ pub(super) async fn read(
         offset: place.offset,
         len: place.len,
     };
+    let request = Request::files_as(request, place.user);
     download(&app, &project, &id, request, "application/octet-stream").await
 }
 
@@ -346,6 +371,7 @@ pub(super) async fn pack(
     Told(Query(place)): Told<Query<OfPath>>,
 ) -> Result<Response, ApiError> {
     let request = FileRequest::Pack { path: place.path };
+    let request = Request::files_as(request, place.user);
     download(&app, &project, &id, request, "application/x-tar").await
 }
 
@@ -353,12 +379,12 @@ async fn upload(
     app: &App,
     project: &Project,
     id: &str,
-    request: FileRequest,
+    request: Request,
     body: Body,
 ) -> Result<Json<Written>, ApiError> {
     let (_, socket) = agent(app, project, id).await?;
     let mut link = Link::connect(&socket).await?;
-    let payload = serde_json::to_vec(&Request::files(request))
+    let payload = serde_json::to_vec(&request)
         .map_err(|e| ApiError::new(ErrorKind::InfraFailed, e.to_string()))?;
     link.send(kind::REQUEST, &payload).await?;
     // If it breaks off, the link goes without its end frame, and nothing is put in place.
@@ -400,6 +426,7 @@ pub(super) async fn write(
         mode: place.mode()?,
         path: place.path,
     };
+    let request = Request::files_as(request, place.user);
     upload(&app, &project, &id, request, body).await
 }
 
@@ -419,14 +446,9 @@ pub(super) async fn unpack(
     Told(Query(place)): Told<Query<OfPath>>,
     body: Body,
 ) -> Result<Json<Written>, ApiError> {
-    upload(
-        &app,
-        &project,
-        &id,
-        FileRequest::Unpack { path: place.path },
-        body,
-    )
-    .await
+    let request = FileRequest::Unpack { path: place.path };
+    let request = Request::files_as(request, place.user);
+    upload(&app, &project, &id, request, body).await
 }
 
 /// Follow what changes in a folder: frames `A` (it is watched from now on), `D` (a change, JSON), `K` (nothing happened), `X` (the end).
@@ -449,7 +471,8 @@ pub(super) async fn watch(
         path: watched.path,
         recursive: watched.recursive,
     };
-    match link.request(&Request::files(request)).await? {
+    let request = Request::files_as(request, watched.user);
+    match link.request(&request).await? {
         Answer::Ok => {}
         other => return Err(unexpected(&other)),
     }

@@ -69,7 +69,7 @@ impl Target {
 
 /// What was seen of a body of bytes that went by.
 #[derive(Debug)]
-struct Seen {
+pub(super) struct Seen {
     hasher: blake3::Hasher,
     bytes: u64,
     came: Came,
@@ -82,7 +82,19 @@ struct Seen {
 type Shared = Arc<Mutex<Seen>>;
 
 impl Seen {
-    fn see(&mut self, piece: &Bytes) {
+    pub(super) fn new(service: &Arc<Service>, sandbox: &str) -> Self {
+        Self {
+            hasher: blake3::Hasher::new(),
+            bytes: 0,
+            came: Came::Bytes(Vec::new()),
+            ended: false,
+            broke: false,
+            service: Arc::clone(service),
+            sandbox: sandbox.to_owned(),
+        }
+    }
+
+    pub(super) fn see(&mut self, piece: &Bytes) {
         self.hasher.update(piece);
         self.bytes += piece.len() as u64;
         let kept = match &mut self.came {
@@ -115,7 +127,7 @@ impl Seen {
         };
     }
 
-    fn upload(&mut self) -> (Upload, Came) {
+    pub(super) fn upload(&mut self) -> (Upload, Came) {
         let told = Upload {
             bytes: self.bytes,
             digest: self.hasher.finalize().to_hex().to_string(),
@@ -258,7 +270,7 @@ async fn unknown(service: &Arc<Service>, ticket: &Ticket, asked: &str) -> ApiErr
     error
 }
 
-async fn finish(
+pub(super) async fn finish(
     service: &Arc<Service>,
     ticket: &Ticket,
     result: (Outcome, u16, Value),
@@ -278,15 +290,7 @@ async fn carry_out(
     (target, request): (Target, Request),
     next: Next,
 ) -> Result<Response, ApiError> {
-    let seen = Arc::new(Mutex::new(Seen {
-        hasher: blake3::Hasher::new(),
-        bytes: 0,
-        came: Came::Bytes(Vec::new()),
-        ended: false,
-        broke: false,
-        service: Arc::clone(service),
-        sandbox: ticket.sandbox.clone(),
-    }));
+    let seen = Arc::new(Mutex::new(Seen::new(service, &ticket.sandbox)));
     let (parts, body) = request.into_parts();
     let body = if target.bytes {
         watched(body, &seen)

@@ -60,7 +60,7 @@ impl RpcError {
         self.code == "not_found"
     }
 
-    fn status(&self) -> StatusCode {
+    pub(super) fn status(&self) -> StatusCode {
         match self.code {
             "invalid_argument" | "failed_precondition" => StatusCode::BAD_REQUEST,
             "unauthenticated" => StatusCode::UNAUTHORIZED,

@@ -11,8 +11,10 @@ use serde_json::{Value, json};
 
 use super::super::execs::PIECE_BYTES;
 use super::super::files::download_from;
+use super::super::recorded::Seen;
 use super::access::{self, Envd, Signature};
 use super::filesystem::stat;
+use super::noted::{Noted, of_file};
 use super::{App, Refused};
 use crate::container::files::{EntryKind, FileReply, FileRequest};
 use crate::container::link::Link;
@@ -123,11 +125,29 @@ pub(in crate::server) async fn write(
     Ok(Json(written))
 }
 
+/// Writes a file, and that into the trajectory.
 async fn put<E: std::fmt::Display>(
     app: &App,
     envd: &Envd,
     path: String,
+    pieces: impl Stream<Item = Result<Bytes, E>> + Unpin,
+) -> Result<Value, Refused> {
+    let id = envd.sandbox.info().id;
+    let native = of_file("PUT", "/files", &path, &envd.user());
+    let noted = Noted::begin(&app.service, &id, native).await?;
+    let mut seen = Seen::new(&app.service, &id);
+    let written = send(app, envd, path, pieces, &mut seen).await;
+    let upload = written.is_ok().then(|| seen.upload());
+    noted.end(&written, upload).await;
+    written
+}
+
+async fn send<E: std::fmt::Display>(
+    app: &App,
+    envd: &Envd,
+    path: String,
     mut pieces: impl Stream<Item = Result<Bytes, E>> + Unpin,
+    seen: &mut Seen,
 ) -> Result<Value, Refused> {
     let request = protocol::Request::Files {
         request: FileRequest::Write {
@@ -146,6 +166,7 @@ async fn put<E: std::fmt::Display>(
             .map_err(|e| e.to_string())?;
         while let Some(piece) = pieces.next().await {
             let piece = piece.map_err(|e| format!("the request broke off: {e}"))?;
+            seen.see(&piece);
             for part in piece.chunks(PIECE_BYTES) {
                 link.send(kind::DATA, part)
                     .await

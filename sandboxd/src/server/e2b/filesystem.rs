@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::App;
 use super::access::Envd;
 use super::connect::{self, Call, RpcError};
+use super::noted::{native, noted, of_file};
 use super::watchers;
 use crate::container::files::{EntryKind, FileEntry, FileReply, FileRequest};
 use crate::container::link::{Event, Link};
@@ -107,37 +108,44 @@ async fn simple(app: &App, envd: &Envd, method: &str, call: &Call) -> Result<Val
                 other => Err(RpcError::unexpected(&other)),
             }
         }
-        "MakeDir" => make_dir(app, envd, named(&asked.path)?).await,
+        "MakeDir" => {
+            let path = named(&asked.path)?;
+            let native = of_file("POST", "/files/mkdir", &path, &envd.user());
+            change(app, envd, native, make_dir(app, envd, path)).await
+        }
         "Move" => {
             let (from, to) = (named(&asked.source)?, named(&asked.destination)?);
-            ask(
-                app,
-                envd,
-                FileRequest::Rename {
-                    from,
-                    to: to.clone(),
-                },
-            )
-            .await?;
+            let body = json!({"from": from, "to": to, "user": envd.user()});
+            let rename = FileRequest::Rename {
+                from,
+                to: to.clone(),
+            };
+            let native = native("POST", "/files/rename", body);
+            change(app, envd, native, ask(app, envd, rename)).await?;
             Ok(json!({"entry": entry(&stat(app, envd, to).await?)}))
         }
         "Remove" => {
             // One that is not there is removed already.
-            match ask(
-                app,
-                envd,
-                FileRequest::Remove {
-                    path: named(&asked.path)?,
-                },
-            )
-            .await
-            {
+            let path = named(&asked.path)?;
+            let native = of_file("DELETE", "/files", &path, &envd.user());
+            let remove = FileRequest::Remove { path };
+            match change(app, envd, native, ask(app, envd, remove)).await {
                 Err(error) if !error.is_not_found() => Err(error),
                 _ => Ok(json!({})),
             }
         }
         _ => watcher(app, envd, method, (call, &asked.watcher_id)).await,
     }
+}
+
+/// Carries a change out, and writes it down as the native request that does the same.
+async fn change<T>(
+    app: &App,
+    envd: &Envd,
+    native: crate::trajectory::event::Asked,
+    work: impl Future<Output = Result<T, RpcError>>,
+) -> Result<T, RpcError> {
+    noted(&app.service, &envd.sandbox.info().id, native, work).await
 }
 
 async fn make_dir(app: &App, envd: &Envd, path: String) -> Result<Value, RpcError> {

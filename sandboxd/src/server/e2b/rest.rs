@@ -17,6 +17,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::{Asked, Project, find};
 use super::access::{ENVD, TRAFFIC};
+use super::noted::{native, noted};
 use super::{App, ENVD_VERSION, Refused};
 use crate::api::{
     CreateRequest, ForkRequest, Forked, Network, PackRequest, SandboxInfo, State as Life,
@@ -421,7 +422,8 @@ pub(in crate::server) async fn kill(
     Path(id): Path<String>,
 ) -> Answer<StatusCode> {
     let sandbox = mine(&app, &team.0, &id)?;
-    app.service.kill(sandbox).await?;
+    let kill = async { Ok::<_, Refused>(app.service.kill(sandbox).await?) };
+    noted(&app.service, &id, native("DELETE", "", Value::Null), kill).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -448,7 +450,9 @@ pub(in crate::server) async fn pause(
             format!("sandbox `{id}` is paused already"),
         ));
     }
-    app.service.pause(&sandbox).await?;
+    let pause = async { Ok::<_, Refused>(app.service.pause(&sandbox).await?) };
+    let native = native("POST", "/pause", Value::Null);
+    noted(&app.service, &id, native, pause).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -472,7 +476,7 @@ pub(in crate::server) async fn resume(
             format!("sandbox `{id}` runs already"),
         ));
     }
-    app.service.resume(&sandbox).await?;
+    wake(&app, &sandbox).await?;
     let timeout = asked.timeout.unwrap_or(TIMEOUT);
     let info = app.service.set_timeout(&sandbox, Some(timeout)).await?;
     Ok((StatusCode::CREATED, Json(handed(&app, &info))))
@@ -489,7 +493,7 @@ pub(in crate::server) async fn connect(
     let timeout = asked.timeout.ok_or_else(|| bad("`timeout` is expected"))?;
     let paused = sandbox.info().state == Life::Paused;
     if paused {
-        app.service.resume(&sandbox).await?;
+        wake(&app, &sandbox).await?;
     }
     extend(&app, &sandbox, timeout, paused).await?;
     let status = if paused {
@@ -498,6 +502,12 @@ pub(in crate::server) async fn connect(
         StatusCode::OK
     };
     Ok((status, Json(handed(&app, &sandbox.info()))))
+}
+
+async fn wake(app: &App, sandbox: &Arc<Sandbox>) -> Answer<()> {
+    let resume = async { Ok::<_, Refused>(app.service.resume(sandbox).await.map(drop)?) };
+    let native = native("POST", "/resume", Value::Null);
+    noted(&app.service, &sandbox.info().id, native, resume).await
 }
 
 /// Moves a sandbox's end further away, or sets it.
@@ -604,7 +614,9 @@ pub(in crate::server) async fn fork(
         from: None,
         timeout: Some(asked.timeout.unwrap_or(TIMEOUT)),
     };
-    let made = app.service.fork(sandbox, request).await?;
+    let native = native("POST", "/fork", json!(request));
+    let fork = async { Ok::<_, Refused>(app.service.fork(sandbox, request).await?) };
+    let made = noted(&app.service, &id, native, fork).await?;
     let told: Vec<Value> = made
         .children
         .into_iter()
@@ -642,7 +654,9 @@ pub(in crate::server) async fn snapshot(
         scrub: Vec::new(),
     };
     let below = sandbox.info().refs.join("+");
-    let layer = app.service.pack_diff(sandbox, packed).await?;
+    let native = native("POST", "/pack_diff", json!(packed));
+    let pack = async { Ok::<_, Refused>(app.service.pack_diff(sandbox, packed).await?) };
+    let layer = noted(&app.service, &id, native, pack).await?;
     let snapshot = format!("{below}+{}", layer.name);
     Ok((
         StatusCode::CREATED,
