@@ -62,6 +62,8 @@ pub(crate) enum Step {
     Descriptors,
     /// The filter.
     Filter,
+    /// Telling the agent.
+    Tell,
     /// The program itself, at this place of the list.
     Run(u16),
     /// No place of the list has it.
@@ -80,6 +82,7 @@ impl Step {
             Self::Descriptors => 6,
             Self::Filter => 7,
             Self::Find => 8,
+            Self::Tell => 9,
             Self::Run(place) => RUN | u32::from(place),
         }
     }
@@ -95,6 +98,7 @@ impl Step {
             6 => Self::Descriptors,
             7 => Self::Filter,
             8 => Self::Find,
+            9 => Self::Tell,
             number if number & RUN != 0 => Self::Run(u16::try_from(number & !RUN).ok()?),
             _ => return None,
         })
@@ -200,6 +204,7 @@ impl Prepared {
             Step::Privileges => "give up new privileges".to_owned(),
             Step::Descriptors => "close descriptors".to_owned(),
             Step::Filter => "install the filter of system calls".to_owned(),
+            Step::Tell => "tell the agent".to_owned(),
             Step::Run(place) => {
                 let program = self.candidates.get(usize::from(place));
                 let program = program.map(|p| p.to_string_lossy()).unwrap_or_default();
@@ -213,7 +218,13 @@ impl Prepared {
     }
 
     /// Turns this process into the program; returns why that failed. Allocates nothing.
-    pub(crate) fn become_program(&self, streams: &Streams, filter: &Filter) -> Failed {
+    /// `tell` is called at the last moment: from then on it may run.
+    pub(crate) fn become_program(
+        &self,
+        streams: &Streams,
+        filter: &Filter,
+        tell: &dyn Fn() -> Result<(), Errno>,
+    ) -> Failed {
         let failed = |step: Step| move |errno: Errno| (step, errno);
         let ready = (|| {
             self.terminal(streams).map_err(failed(Step::Terminal))?;
@@ -223,7 +234,8 @@ impl Prepared {
             rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
             rustix::thread::set_no_new_privs(true).map_err(failed(Step::Privileges))?;
             sys::close_on_exec_from(3).map_err(failed(Step::Descriptors))?;
-            sys::install_filter(filter).map_err(failed(Step::Filter))
+            sys::install_filter(filter).map_err(failed(Step::Filter))?;
+            tell().map_err(failed(Step::Tell))
         })();
         match ready {
             Ok(()) => self.execute(),
@@ -320,6 +332,7 @@ mod tests {
             Step::Descriptors,
             Step::Filter,
             Step::Find,
+            Step::Tell,
             Step::Run(0),
             Step::Run(u16::MAX),
         ];
@@ -327,6 +340,6 @@ mod tests {
             assert_eq!(Step::of(step.number()), Some(step));
         }
         assert_eq!(Step::of(0), None);
-        assert_eq!(Step::of(9), None);
+        assert_eq!(Step::of(10), None);
     }
 }

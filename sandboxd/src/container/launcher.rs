@@ -36,6 +36,8 @@ pub(crate) type NotStarted = (String, i32);
 /// What it answers.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Launched {
+    /// The process itself, right before it becomes a program: what has said so may have run, and is not started again.
+    Ready(i32),
     /// The process, in the sandbox's numbers, and why it did not become a program.
     Pid(i32, Option<NotStarted>),
     /// The error number of what failed.
@@ -72,7 +74,22 @@ impl Launcher {
             Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Ok(None),
             sent => sent?,
         }
-        match message::receive::<Launched>(&self.socket) {
+        let mut answer = message::receive::<Launched>(&self.socket);
+        if let Ok(Some((Launched::Ready(pid), _))) = answer {
+            answer = message::receive::<Launched>(&self.socket);
+            if !matches!(answer, Ok(Some(_))) {
+                // What it started may have killed or stopped it, and runs all the same. An answer that comes later would be taken for
+                // another's: it must not live on.
+                if let Some(pid) = rustix::process::Pid::from_raw(self.pid) {
+                    rustix::process::kill_process(pid, rustix::process::Signal::KILL).ok();
+                }
+                return Ok(Some(Begun { pid, failed: None }));
+            }
+        }
+        match answer {
+            Ok(Some((Launched::Ready(_), _))) => {
+                Err(io::Error::other("the sandbox's launcher told twice"))
+            }
             Ok(Some((Launched::Pid(pid, failed), _))) => Ok(Some(Begun { pid, failed })),
             Ok(Some((Launched::Failed(errno), _))) => Err(io::Error::from_raw_os_error(errno)),
             Ok(None) => Ok(None),
@@ -114,7 +131,13 @@ pub(crate) fn run(proof: SingleThreaded, socket: OwnedFd, join: &[OwnedFd]) -> i
             stdout: next()?,
             stderr: next()?,
         };
-        let launched = launch(proof, &spec, &group, streams, (&filter, &mut stack));
+        let launched = launch(
+            proof,
+            &spec,
+            (&socket, &group),
+            streams,
+            (&filter, &mut stack),
+        );
         message::send(&socket, &launched, &[])?;
     }
     Ok(())
@@ -123,7 +146,7 @@ pub(crate) fn run(proof: SingleThreaded, socket: OwnedFd, join: &[OwnedFd]) -> i
 fn launch(
     proof: SingleThreaded,
     spec: &ExecSpec,
-    group: &OwnedFd,
+    (socket, group): (&OwnedFd, &OwnedFd),
     streams: Streams,
     (filter, stack): (&Filter, &mut Stack),
 ) -> Launched {
@@ -136,7 +159,7 @@ fn launch(
     let told = AtomicU64::new(0);
     let mut work = || match &prepared {
         Ok(prepared) => {
-            let (step, errno) = prepared.become_program(&streams, filter);
+            let (step, errno) = prepared.become_program(&streams, filter, &|| tell_ready(socket));
             let number = u64::from(errno.raw_os_error().unsigned_abs());
             told.store(u64::from(step.number()) << 32 | number, Ordering::Release);
             child::status(errno)
@@ -160,4 +183,20 @@ fn launch(
         }
         Err(error) => Launched::Failed(error.raw_os_error().unwrap_or(nix::libc::EIO)),
     }
+}
+
+/// Sends [`Launched::Ready`] as the borrower. Allocates nothing.
+fn tell_ready(socket: &OwnedFd) -> Result<(), rustix::io::Errno> {
+    use std::io::Write as _;
+    let mut text = [0; 32];
+    let room = text.len();
+    let mut rest = &mut text[..];
+    let pid = rustix::process::getpid().as_raw_nonzero();
+    // It has room for every number.
+    if write!(rest, "{{\"Ready\":{pid}}}").is_err() {
+        return Err(rustix::io::Errno::NOBUFS);
+    }
+    let len = room - rest.len();
+    let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
+    rustix::net::send(socket, text.get(..len).unwrap_or_default(), flags).map(drop)
 }
