@@ -99,6 +99,77 @@ fn run_suite(with_keys: bool) {
     assert!(!daemon.log().contains(&key[4..]), "{}", daemon.log());
 }
 
+/// Mutations: `put` does not look at the pieces (`see`): the replay has an empty file; native requests ignore their `user`.
+#[test]
+fn what_the_client_of_e2b_changes_is_in_the_trajectory_and_can_be_replayed() {
+    let world = World::new();
+    let daemon = Sandboxd::start_with(&world, "127.0.0.1:0", &[], "");
+    publish(&world);
+    let script = "
+from e2b import Sandbox
+sb = Sandbox.create('base/mini:1+workspace/app:1+toolkit/perl:1', timeout=120)
+sb.files.write('/srv/a b', 'one')
+sb.files.write('notes', b'\\0' * 2000000, user='ann')
+sb.files.make_dir('/srv/d')
+sb.files.rename('/srv/a b', '/srv/d/c')
+sb.commands.run('echo x > /srv/d/x')
+sb.files.write('/srv/gone', 'z')
+sb.files.remove('/srv/gone')
+sb.pause()
+sb.connect()
+print(sb.sandbox_id)
+";
+    let ran = Command::new(python())
+        .args(["-B", "-c", script])
+        .env("E2B_API_URL", daemon.url())
+        .env("E2B_SANDBOX_URL", daemon.url())
+        .env("E2B_API_KEY", format!("e2b_{}", "0".repeat(40)))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{said}\n{}", daemon.log());
+    let id = String::from_utf8(ran.stdout).unwrap().trim().to_owned();
+    let shown = daemon.ok(&["trajectory", "show", &id, "--json"]);
+    let events = shown
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let asked: Vec<String> = events
+        .filter(|event| event["what"] == "request")
+        .skip(1)
+        .map(|event| {
+            let text = |name: &str| event[name].as_str().unwrap().to_owned();
+            format!("{} {}", text("method"), text("path"))
+        })
+        .collect();
+    assert_eq!(
+        asked,
+        [
+            "PUT /files?path=/srv/a%20b&user=",
+            "PUT /files?path=notes&user=ann",
+            "POST /files/mkdir?path=/srv/d&user=",
+            "POST /files/rename",
+            "POST /execs",
+            "PUT /files?path=/srv/gone&user=",
+            "DELETE /files?path=/srv/gone&user=",
+            "POST /pause",
+            "POST /resume",
+        ]
+    );
+    let replay = [
+        "trajectory",
+        "replay",
+        &id,
+        "--on",
+        "base/mini:1",
+        "--workspace",
+        "workspace/app:1",
+        "--toolkit",
+        "toolkit/perl:1",
+    ];
+    let ran = daemon.dsec(&replay);
+    assert_eq!(String::from_utf8(ran.stderr).unwrap(), "equal\n");
+}
+
 /// Mutation: offsets that begin at 0 for `connect` fail a test of the suite.
 #[test]
 fn the_client_of_e2b_works() {
