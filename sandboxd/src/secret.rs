@@ -94,6 +94,7 @@ mod tests {
         assert_eq!(mac[28..], [0x64, 0xec, 0x38, 0x43]);
     }
 
+    /// Mutations: a token of the purpose alone; of the id alone; a secret that is not renamed to its name.
     #[test]
     fn a_secret_stays_and_its_tokens_differ_by_sandbox_and_purpose() {
         let dir = tempfile::tempdir().unwrap();

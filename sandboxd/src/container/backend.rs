@@ -659,7 +659,7 @@ pub(crate) fn start_of(pid: i32) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Mutation: anything but `2` is taken.
+    /// Mutations: `1` is taken; anything is; `0` is not.
     #[test]
     fn a_host_on_which_changed_ids_make_processes_readable_is_refused() {
         let dir = tempfile::tempdir().unwrap();

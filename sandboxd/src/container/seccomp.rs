@@ -302,7 +302,8 @@ mod tests {
         0xc018_5879,
     ];
 
-    /// Mutations: without the check of `clone`'s flags, the fourth assertion fails; each entry of a list replaced by another one's.
+    /// Mutations: without the check of `clone`'s flags the first assertion on `unshare` fails; so it does, or the one on `clone`, with
+    /// each bit of `NAMESPACES` missing; each entry of a list of refusals replaced by the next one; each family by vsock's.
     #[test]
     fn escapes_are_refused_and_work_is_allowed() {
         let call = |number, arguments| decide(X86_64, number, arguments);

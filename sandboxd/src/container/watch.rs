@@ -246,7 +246,7 @@ mod tests {
         events.into_iter().map(|e| (e.change, e.name)).collect()
     }
 
-    /// Mutations: without the look into new folders `d/e/f` is missing; without the removal of moved folders' watches a write
+    /// Mutations: without the look into new folders `d/e` is missing; without the removal of moved folders' watches a write
     /// outside is told.
     #[test]
     fn what_happens_below_is_told_and_what_happens_elsewhere_is_not() {

@@ -6,8 +6,8 @@ use std::process::Command;
 use crate::sandboxd::{Sandboxd, beside};
 use crate::world::{World, sh};
 
-/// Mutations: `find` without the project lets `green` kill; `list` without it shows the sandbox; a daemon that logs its key file
-/// fails the search of the log.
+/// Mutations: `find` without the project lets `green` run something; `list` without it shows the sandbox; a daemon that logs the keys
+/// it is shown, and one that logs its key file, fail a search of the log each.
 #[test]
 fn a_key_sees_its_projects_sandboxes_and_no_others() {
     let world = World::new();
@@ -86,9 +86,13 @@ fn a_key_sees_its_projects_sandboxes_and_no_others() {
     for key in [&blue, &same, &green] {
         assert!(!log.contains(&key[4..]), "{log}");
     }
+    for line in kept.lines() {
+        let (hash, _) = line.split_once(' ').unwrap();
+        assert!(!log.contains(hash), "{log}");
+    }
 }
 
-/// Mutation: without the check in `daemon::run` it would listen.
+/// Mutation: without the check in `daemon::run` it goes on, to `layerd`.
 #[test]
 fn a_daemon_that_others_can_reach_needs_keys() {
     let world = World::new();

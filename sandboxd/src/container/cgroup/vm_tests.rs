@@ -69,7 +69,7 @@ fn limits_are_written() {
     group.remove(PATIENCE).unwrap();
 }
 
-/// Mutation: without `limit` in `group`, forty processes start.
+/// Mutation: `pids.max` of 100,000 more (no process is refused).
 fn processes_are_limited() {
     let group = group("pids");
     let line = "i=0; while [ $i -lt 40 ]; do sleep 1000 & i=$((i+1)); done; wait";
