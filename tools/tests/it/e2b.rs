@@ -99,7 +99,8 @@ fn run_suite(with_keys: bool) {
     assert!(!daemon.log().contains(&key[4..]), "{}", daemon.log());
 }
 
-/// Mutations: `put` does not look at the pieces (`see`): the replay has an empty file; native requests ignore their `user`.
+/// Mutations: `put` does not look at the pieces (`see`): the replay has an empty file; native requests ignore their `user`;
+/// `noted_with` does not see the bytes.
 #[test]
 fn what_the_client_of_e2b_changes_is_in_the_trajectory_and_can_be_replayed() {
     let world = World::new();
@@ -114,6 +115,12 @@ sb.files.make_dir('/srv/d')
 sb.files.rename('/srv/a b', '/srv/d/c')
 sb.commands.run('echo x > /srv/d/x')
 sb.files.write('/srv/gone', 'z')
+cat = sb.commands.run('cat > /srv/typed', background=True, stdin=True)
+sb.commands.send_stdin(cat.pid, 'typed ')
+sb.commands.send_stdin(cat.pid, 'again')
+sb.commands.close_stdin(cat.pid)
+cat.wait()
+sb.set_timeout(100)
 sb.files.remove('/srv/gone')
 sb.pause()
 sb.connect()
@@ -138,7 +145,12 @@ print(sb.sandbox_id)
         .skip(1)
         .map(|event| {
             let text = |name: &str| event[name].as_str().unwrap().to_owned();
-            format!("{} {}", text("method"), text("path"))
+            // A process has a name of its own.
+            let path = match text("path").split('/').collect::<Vec<_>>()[..] {
+                ["", "execs", _, what] => format!("/execs/…/{what}"),
+                _ => text("path"),
+            };
+            format!("{} {path}", text("method"))
         })
         .collect();
     assert_eq!(
@@ -150,9 +162,15 @@ print(sb.sandbox_id)
             "POST /files/rename",
             "POST /execs",
             "PUT /files?path=/srv/gone&user=",
+            "POST /execs",
+            "POST /execs/…/stdin",
+            "POST /execs/…/stdin",
+            "POST /execs/…/stdin?eof=true",
+            "POST /timeout",
             "DELETE /files?path=/srv/gone&user=",
             "POST /pause",
             "POST /resume",
+            "POST /timeout",
         ]
     );
     let replay = [

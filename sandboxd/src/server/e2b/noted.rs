@@ -4,10 +4,11 @@
 
 use std::sync::Arc;
 
+use axum::body::Bytes;
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use super::super::recorded;
+use super::super::recorded::{self, Seen};
 use super::Refused;
 use super::connect::RpcError;
 use crate::error::{ApiError, ErrorKind};
@@ -132,5 +133,20 @@ pub(super) async fn noted<T, E: Refusal>(
     let noted = Noted::begin(service, sandbox, asked).await?;
     let result = work.await;
     noted.end(&result, None).await;
+    result
+}
+
+/// The same for a request that comes with bytes.
+pub(super) async fn noted_with<T, E: Refusal>(
+    service: &Arc<Service>,
+    sandbox: &str,
+    (asked, bytes): (Asked, Bytes),
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
+    let noted = Noted::begin(service, sandbox, asked).await?;
+    let mut seen = Seen::new(service, sandbox);
+    seen.see(&bytes);
+    let result = work.await;
+    noted.end(&result, Some(seen.upload())).await;
     result
 }

@@ -23,6 +23,7 @@ use super::super::execs::{PIECE_BYTES, launch, lost};
 use super::App;
 use super::access::Envd;
 use super::connect::{self, Call, RpcError};
+use super::noted::{native, noted, noted_with};
 use crate::api::ExecRequest;
 use crate::backend::Door;
 use crate::container::link::{Event, Link};
@@ -402,26 +403,48 @@ async fn simple(app: &App, envd: &Envd, method: &str, call: &Call) -> Result<Val
         "SendSignal" => {
             let signal = signal(&asked.signal)?;
             let tree = signal == SIGKILL;
-            ask(
-                &socket,
-                &Request::Signal {
-                    exec_id,
-                    signal,
-                    tree,
-                },
-            )
-            .await
+            let path = format!("/execs/{exec_id}/signal");
+            let native = native("POST", &path, json!({"signal": signal, "tree": tree}));
+            let request = Request::Signal {
+                exec_id,
+                signal,
+                tree,
+            };
+            let id = envd.sandbox.info().id;
+            noted(&app.service, &id, native, ask(&socket, &request)).await
         }
-        "CloseStdin" if exec.pty => send(&socket, exec_id, &[END_OF_TRANSMISSION], false).await,
-        "CloseStdin" => send(&socket, exec_id, &[], true).await,
+        "CloseStdin" if exec.pty => {
+            let end = Bytes::from_static(&[END_OF_TRANSMISSION]);
+            input(app, envd, (&socket, exec_id), end, false).await
+        }
+        "CloseStdin" => input(app, envd, (&socket, exec_id), Bytes::new(), true).await,
         _ => {
             let coded = asked.input.stdin.or(asked.input.pty).unwrap_or_default();
             let bytes = STANDARD
                 .decode(coded)
                 .map_err(|e| RpcError::invalid(format!("`input`: {e}")))?;
-            send(&socket, exec_id, &bytes, false).await
+            input(app, envd, (&socket, exec_id), bytes.into(), false).await
         }
     }
+}
+
+/// Gives a process input, and writes that down.
+async fn input(
+    app: &App,
+    envd: &Envd,
+    (socket, exec_id): (&Door, String),
+    bytes: Bytes,
+    end: bool,
+) -> Result<Value, RpcError> {
+    let mark = if end { "?eof=true" } else { "" };
+    let native = native(
+        "POST",
+        &format!("/execs/{exec_id}/stdin{mark}"),
+        Value::Null,
+    );
+    let (id, sent) = (envd.sandbox.info().id, bytes.clone());
+    let work = send(socket, exec_id, &bytes, end);
+    noted_with(&app.service, &id, (native, sent), work).await
 }
 
 fn signal(asked: &Value) -> Result<i32, RpcError> {

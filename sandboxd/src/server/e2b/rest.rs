@@ -478,7 +478,7 @@ pub(in crate::server) async fn resume(
     }
     wake(&app, &sandbox).await?;
     let timeout = asked.timeout.unwrap_or(TIMEOUT);
-    let info = app.service.set_timeout(&sandbox, Some(timeout)).await?;
+    let info = live(&app, &sandbox, timeout).await?;
     Ok((StatusCode::CREATED, Json(handed(&app, &info))))
 }
 
@@ -518,9 +518,16 @@ async fn extend(app: &App, sandbox: &Arc<Sandbox>, seconds: f64, set: bool) -> A
         Duration::try_from_secs_f64(seconds).is_ok_and(|new| new > Duration::from_millis(left))
     });
     if set || longer || !seconds.is_finite() || seconds <= 0.0 {
-        app.service.set_timeout(sandbox, Some(seconds)).await?;
+        live(app, sandbox, seconds).await?;
     }
     Ok(())
+}
+
+/// Lets a sandbox live so long from now on.
+async fn live(app: &App, sandbox: &Arc<Sandbox>, seconds: f64) -> Answer<SandboxInfo> {
+    let set = async { Ok::<_, Refused>(app.service.set_timeout(sandbox, Some(seconds)).await?) };
+    let native = native("POST", "/timeout", json!({"timeout": seconds}));
+    noted(&app.service, &sandbox.info().id, native, set).await
 }
 
 /// `POST /sandboxes/{id}/timeout`.
@@ -532,7 +539,7 @@ pub(in crate::server) async fn timeout(
 ) -> Answer<StatusCode> {
     let sandbox = mine(&app, &team.0, &id)?;
     let timeout = asked.timeout.ok_or_else(|| bad("`timeout` is expected"))?;
-    app.service.set_timeout(&sandbox, Some(timeout)).await?;
+    live(&app, &sandbox, timeout).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
