@@ -99,14 +99,8 @@ fn run_suite(with_keys: bool) {
     assert!(!daemon.log().contains(&key[4..]), "{}", daemon.log());
 }
 
-/// Mutations: `put` does not look at the pieces (`see`): the replay has an empty file; native requests ignore their `user`;
-/// `noted_with` does not see the bytes.
-#[test]
-fn what_the_client_of_e2b_changes_is_in_the_trajectory_and_can_be_replayed() {
-    let world = World::new();
-    let daemon = Sandboxd::start_with(&world, "127.0.0.1:0", &[], "");
-    publish(&world);
-    let script = "
+/// What a client changes in a sandbox of its own, whose id it prints.
+const CHANGES: &str = "
 from e2b import Sandbox
 sb = Sandbox.create('base/mini:1+workspace/app:1+toolkit/perl:1', timeout=120)
 sb.files.write('/srv/a b', 'one')
@@ -126,8 +120,16 @@ sb.pause()
 sb.connect()
 print(sb.sandbox_id)
 ";
+
+/// Mutations: `put` does not look at the pieces (`see`): the replay has an empty file; native requests ignore their `user`;
+/// `noted_with` does not see the bytes.
+#[test]
+fn what_the_client_of_e2b_changes_is_in_the_trajectory_and_can_be_replayed() {
+    let world = World::new();
+    let daemon = Sandboxd::start_with(&world, "127.0.0.1:0", &[], "");
+    publish(&world);
     let ran = Command::new(python())
-        .args(["-B", "-c", script])
+        .args(["-B", "-c", CHANGES])
         .env("E2B_API_URL", daemon.url())
         .env("E2B_SANDBOX_URL", daemon.url())
         .env("E2B_API_KEY", format!("e2b_{}", "0".repeat(40)))
