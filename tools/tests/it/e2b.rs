@@ -107,6 +107,10 @@ sb.files.write('/srv/a b', 'one')
 sb.files.write('notes', b'\\0' * 2000000, user='ann')
 sb.files.make_dir('/srv/d')
 sb.files.rename('/srv/a b', '/srv/d/c')
+try:
+    sb.files.write('/srv/d', 'a folder')
+except Exception as refused:
+    pass
 sb.commands.run('echo x > /srv/d/x')
 sb.files.write('/srv/gone', 'z')
 cat = sb.commands.run('cat > /srv/typed', background=True, stdin=True)
@@ -122,7 +126,7 @@ print(sb.sandbox_id)
 ";
 
 /// Mutations: `put` does not look at the pieces (`see`): the replay has an empty file; native requests ignore their `user`;
-/// `noted_with` does not see the bytes.
+/// `noted_with` does not see the bytes; a refused write counts as done (its bytes are not kept: no replay).
 #[test]
 fn what_the_client_of_e2b_changes_is_in_the_trajectory_and_can_be_replayed() {
     let world = World::new();
@@ -162,6 +166,7 @@ fn what_the_client_of_e2b_changes_is_in_the_trajectory_and_can_be_replayed() {
             "PUT /files?path=notes&user=ann",
             "POST /files/mkdir?path=/srv/d&user=",
             "POST /files/rename",
+            "PUT /files?path=/srv/d&user=",
             "POST /execs",
             "PUT /files?path=/srv/gone&user=",
             "POST /execs",

@@ -68,6 +68,8 @@ fn quoted(text: &str) -> String {
 pub(super) struct Noted {
     service: Arc<Service>,
     ticket: Option<Ticket>,
+    /// It replaces a file at a stroke: refused, it has done nothing, and its bytes need not be kept.
+    puts: bool,
 }
 
 impl Noted {
@@ -77,6 +79,7 @@ impl Noted {
         sandbox: &str,
         asked: Asked,
     ) -> Result<Self, ApiError> {
+        let puts = asked.method == "PUT";
         let (writer, id) = (Arc::clone(service), sandbox.to_owned());
         let begun =
             blocking(move || Ok(writer.trajectory().begin(&id, &ids::random(), asked)?)).await?;
@@ -87,6 +90,7 @@ impl Noted {
         Ok(Self {
             service: Arc::clone(service),
             ticket: Some(ticket),
+            puts,
         })
     }
 
@@ -105,6 +109,7 @@ impl Noted {
                 let (status, message) = error.told();
                 let outcome = match status {
                     StatusCode::SERVICE_UNAVAILABLE => Outcome::NotDone,
+                    _ if self.puts => Outcome::NotDone,
                     _ => Outcome::Done,
                 };
                 (outcome, status, json!({"error": message}))
